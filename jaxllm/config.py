@@ -1,0 +1,141 @@
+"""Frozen configuration. Facts learnt while running (block counts, say) live in KVCacheInfo, not here."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxllm.exceptions import ConfigError
+
+DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model's shape, as its checkpoint states it. Field names are those of Hugging Face configs.
+
+    Attributes:
+      architecture: Class name in the registry, such as "LlamaForCausalLM".
+      rope_scaling: The config's rope_scaling object, or None.
+      eos_token_ids: Token ids that end a text; may be empty.
+      extra: What only some families read, by the config's own names.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+        )
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"the model's {name} must be at least 1, got {getattr(self, name)}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"the model's num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The KV cache.
+
+    Attributes:
+      block_size: Tokens a block; None picks by platform (16 on CPU and GPU, 128 on TPU).
+      enable_prefix_caching: Whether requests share the blocks of equal prefixes.
+      kv_cache_memory_bytes: Size of the device KV cache; None takes gpu_memory_utilization of an
+        accelerator's memory, or 1 GiB on CPU.
+      gpu_memory_utilization: Share of the accelerator's memory for weights, programs and KV cache.
+      num_gpu_blocks_override: Number of device blocks, whatever the memory says.
+    """
+
+    block_size: int | None = None
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    num_gpu_blocks_override: int | None = None
+
+    def __post_init__(self) -> None:
+        size = self.block_size
+        if size is not None and (not 1 <= size <= 256 or size & (size - 1)):
+            raise ConfigError(f"block_size must be a power of two in [1, 256], got {size}; set --block-size")
+        if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes < 1:
+            raise ConfigError(
+                f"kv_cache_memory_bytes must be at least 1, got {self.kv_cache_memory_bytes}; set --kv-cache-memory"
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
+            raise ConfigError(
+                f"num_gpu_blocks_override must be at least 2 (block 0 is the null block), "
+                f"got {self.num_gpu_blocks_override}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """The batch.
+
+    Attributes:
+      max_num_seqs: Most sequences in one step.
+      max_num_batched_tokens: Most tokens in one step; longer prompts are computed in chunks.
+      max_model_len: Most tokens of a sequence, prompt and output together.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; set --{name.replace('_', '-')}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything that one engine is made from.
+
+    Attributes:
+      model_path: The .gguf file or the folder that holds the checkpoint.
+      dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
+      seed: Seed of the requests that bring none; None draws one from the operating system.
+    """
+
+    model: ModelConfig
+    model_path: Path
+    dtype: str = "auto"
+    seed: int | None = None
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}; set --dtype")

@@ -1,0 +1,1 @@
+"""Building blocks of the models. Know arrays and the two batches, not the engine."""

@@ -1,0 +1,62 @@
+"""Grouped-query self-attention over the paged KV cache."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxllm.config import ModelConfig
+from jaxllm.layers.forward_batch import ForwardBatch
+from jaxllm.layers.linear import Linear
+from jaxllm.layers.rope import rotate
+from pallas_kernels.kv_cache_update import kv_cache_update
+from pallas_kernels.paged_attention import paged_attention
+
+
+class LayerCache(NamedTuple):
+    """One layer's keys and values in device memory, each [N, P, K, D]."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+class Attention(nnx.Module):
+    """Projects, rotates, writes the new keys and values to their slots, attends, projects back.
+
+    Query, key and value are one matrix, in that order.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.qkv = Linear(
+            config.hidden_size, width, axes=("embed", "heads"), has_bias=config.attention_bias, dtype=dtype
+        )
+        self.out = Linear(
+            self.num_heads * self.head_dim, config.hidden_size, axes=("heads", "embed"),
+            has_bias=config.attention_bias, dtype=dtype
+        )
+
+    def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
+        """Maps x: [T, M] to [T, M], and the cache to the cache with this step's tokens in it."""
+        num_tokens = x.shape[0]
+        qkv = self.qkv(x).reshape(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
+        q, k, v = jnp.split(qkv, (self.num_heads, self.num_heads + self.num_kv_heads), axis=1)
+        q = rotate(q, batch.positions, self.rope_theta)
+        k = rotate(k, batch.positions, self.rope_theta)
+        cache = LayerCache(
+            kv_cache_update(cache.k, k, batch.slots),
+            kv_cache_update(cache.v, v, batch.slots),
+        )
+        attended = paged_attention(
+            q,
+            cache.k,
+            cache.v,
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_start_loc,
+            scale=self.head_dim**-0.5,
+        )
+        return self.out(attended.reshape(num_tokens, -1).astype(x.dtype)), cache

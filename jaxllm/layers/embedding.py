@@ -1,0 +1,22 @@
+"""Token embedding, and the logits that may share its matrix."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxllm.layers.parameter import parameter
+
+
+class Embedding(nnx.Module):
+    """A [V, M] matrix: rows are looked up on the way in and scored against on the way out."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: jnp.dtype) -> None:
+        self.weight = parameter((vocab_size, hidden_size), ("vocab", "embed"), dtype)
+
+    def __call__(self, token_ids: jax.Array) -> jax.Array:
+        """Maps token_ids: [T] to [T, M]."""
+        return self.weight[...][token_ids]
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps hidden: [R, M] to float32 logits [R, V]."""
+        return jnp.einsum("rm,vm->rv", hidden, self.weight[...], preferred_element_type=jnp.float32)

@@ -1,0 +1,142 @@
+"""SamplingParams and the one validator that every door uses: Python, CLI, HTTP and gRPC."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from jaxllm.exceptions import InvalidRequestError
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 128
+_GREEDY_BELOW = 1e-5  # temperatures below this mean "take the most likely token"
+_MIN_TEMPERATURE = 0.01  # positive temperatures below this are raised to it
+_INT32_MAX = 2**31 - 1
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """How the tokens of one request are chosen and when they end. Fields are named as in vLLM.
+
+    Attributes:
+      n: Number of sequences to generate for the prompt, 1 to 128.
+      temperature: Divides the logits. 0 (below 1e-5) is greedy; values below 0.01 act as 0.01.
+      top_p: Smallest set of tokens whose probabilities sum to at least this, in (0, 1].
+      top_k: Number of most likely tokens to keep; 0 or -1 keeps all.
+      min_p: Least probability to keep, as a share of the most likely token's, in [0, 1].
+      seed: Makes the draws repeatable, whatever else runs beside them; sequence i draws from seed + i.
+        None and -1 draw a fresh seed.
+      stop: String or strings that end a sequence. The text is cut before it.
+      stop_token_ids: Token ids that end a sequence.
+      ignore_eos: Whether to go on after the model's end-of-sequence token.
+      max_tokens: Most tokens to generate; None fills up to max_model_len.
+      logprobs: Number of most likely tokens to report at each generated position, 0 to 20 (the sampled
+        token is always among them); None reports nothing.
+      prompt_logprobs: The same for each prompt position; the first has none.
+      detokenize: Whether to make text; False leaves `text` empty.
+      skip_special_tokens: Whether special tokens are left out of the text.
+      include_stop_str_in_output: Whether the stop string stays in the text.
+
+    Raises:
+      InvalidRequestError: A field breaks its rule.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < _GREEDY_BELOW
+
+    @property
+    def effective_temperature(self) -> float:
+        """The divisor that the sampler uses; 0 means greedy."""
+        return 0.0 if self.is_greedy else max(self.temperature, _MIN_TEMPERATURE)
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    def validate(self) -> None:
+        """Checks every field. Called at construction, and again when a request is added.
+
+        Raises:
+          InvalidRequestError: A field breaks its rule.
+        """
+        _check_int("n", self.n, 1, MAX_N)
+        _check_float("temperature", self.temperature, lambda value: value >= 0, "at least 0")
+        _check_float("top_p", self.top_p, lambda value: 0 < value <= 1, "in (0, 1]")
+        _check_int("top_k", self.top_k, -1, _INT32_MAX)
+        _check_float("min_p", self.min_p, lambda value: 0 <= value <= 1, "in [0, 1]")
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, _INT32_MAX)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} must be true or false, got {getattr(self, name)!r}", name)
+        self._validate_stops()
+        if self.n > 1 and self.is_greedy:
+            raise InvalidRequestError(
+                f"n must be 1 when temperature is 0, got n={self.n}: greedy sequences are all alike; "
+                "set temperature above 0",
+                "n",
+            )
+
+    def _validate_stops(self) -> None:
+        if not isinstance(self.stop, (str, list, tuple, type(None))):
+            raise InvalidRequestError(f"stop must be a string or a list of strings, got {self.stop!r}", "stop")
+        stops = self.stop_strings
+        if len(stops) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(stops)}", "stop")
+        for stop in stops:
+            if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARS:
+                raise InvalidRequestError(
+                    f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters, got {stop!r:.80}", "stop"
+                )
+        if stops and not self.detokenize:
+            raise InvalidRequestError("stop needs detokenize=True: stop strings are searched in the text", "stop")
+        ids = self.stop_token_ids or []
+        if not isinstance(ids, (list, tuple)) or len(ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"stop_token_ids must be a list of at most {MAX_STOP_TOKEN_IDS} token ids", "stop_token_ids"
+            )
+        for token_id in ids:
+            _check_int("stop_token_ids", token_id, 0, _INT32_MAX)
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be an integer, got {value!r:.80}", name)
+    if not low <= value <= high:
+        raise InvalidRequestError(f"{name} must be in [{low}, {high}], got {value}", name)
+
+
+def _check_float(name: str, value: Any, is_legal: Any, rule: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidRequestError(f"{name} must be a number, got {value!r:.80}", name)
+    if not math.isfinite(value) or not is_legal(value):
+        raise InvalidRequestError(f"{name} must be {rule}, got {value}", name)

@@ -1,0 +1,1 @@
+"""One mesh slice: weights, KV cache, compiled programs. Knows SchedulerOutput, not the scheduler."""

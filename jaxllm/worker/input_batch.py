@@ -1,0 +1,206 @@
+"""InputBatch: host rows of the live sequences, and the only padding in the project.
+
+The scheduler sends differences; the rows here are what they apply to. A row belongs to one sequence until it is
+dropped, and is written whole when a new sequence takes it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxllm.intmath import cdiv
+from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
+from jaxllm.messages import NewSequence, SchedulerOutput
+from jaxllm.worker.buckets import num_seqs_at, pick_bucket
+
+_MASK_64 = 2**64 - 1
+
+
+class PromptPosition(NamedTuple):
+    """A prompt position whose next token is to be scored."""
+
+    seq_id: int
+    token_index: int  # in the step's tokens
+    next_token_id: int
+
+
+class StepInputs(NamedTuple):
+    """One step's padded inputs (numpy), and what is needed to trim its outputs.
+
+    `draws` names the sequence of each real row of `sampling`, in order.
+    """
+
+    size: int  # the rung T
+    batch: ForwardBatch
+    sampling: SamplingBatch
+    draws: list[int]
+    prompt_positions: list[PromptPosition]
+
+
+class InputBatch:
+    """Rows of tokens, block tables and sampling parameters, one a live sequence."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, ladder: tuple[int, ...]) -> None:
+        self._ladder = ladder
+        self._max_num_seqs = max_num_seqs
+        self._block_size = block_size
+        self._last_step_id = -1
+        self._rows: dict[int, int] = {}  # seq_id -> row
+        self._free_rows = list(range(max_num_seqs))[::-1]
+        self._num_prompt_logprobs: dict[int, int] = {}  # seq_id -> tokens to report, where asked for
+        self._num_logprobs: dict[int, int] = {}
+        self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self._num_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_computed = np.zeros(max_num_seqs, np.int32)
+        self._block_tables = np.zeros((max_num_seqs, cdiv(max_model_len, block_size)), np.int32)
+        self._num_blocks = np.zeros(max_num_seqs, np.int32)
+        self._temperature = np.zeros(max_num_seqs, np.float32)
+        self._top_k = np.zeros(max_num_seqs, np.int32)
+        self._top_p = np.ones(max_num_seqs, np.float32)
+        self._min_p = np.zeros(max_num_seqs, np.float32)
+        self._seeds = [0] * max_num_seqs
+
+    def num_logprobs(self, seq_id: int) -> int | None:
+        """Most likely tokens to report with each sampled token; None for no log probabilities at all."""
+        return self._num_logprobs.get(seq_id)
+
+    def num_prompt_logprobs(self, seq_id: int) -> int:
+        """Most likely tokens to report with each prompt token."""
+        return self._num_prompt_logprobs[seq_id]
+
+    def apply(self, step: SchedulerOutput) -> None:
+        """Brings the rows up to date with what the scheduler decided.
+
+        Raises:
+          RuntimeError: A step is missing: the rows no longer match the scheduler's sequences.
+        """
+        if step.step_id != self._last_step_id + 1:
+            raise RuntimeError(f"step {step.step_id} came after step {self._last_step_id}")
+        self._last_step_id = step.step_id
+        for seq_id in step.dropped_seq_ids:
+            self._drop(seq_id)
+        for sequence in step.new_seqs:
+            self._add(sequence)
+        cached = step.cached_seqs
+        for seq_id, tokens, blocks in zip(cached.seq_ids, cached.new_token_ids, cached.new_block_ids, strict=True):
+            row = self._rows[seq_id]
+            self._append_tokens(row, tokens)
+            self._append_blocks(row, blocks)
+        for seq_id, index, block_id in cached.replaced_blocks:
+            self._block_tables[self._rows[seq_id], index] = block_id
+
+    def to_forward_batch(self, step: SchedulerOutput) -> StepInputs:
+        """Gathers and pads the step's tokens and draws, and counts the tokens as computed."""
+        seq_ids = list(step.num_scheduled_tokens)
+        rows = np.array([self._rows[seq_id] for seq_id in seq_ids], np.int32)
+        counts = np.array(list(step.num_scheduled_tokens.values()), np.int32)
+        starts = self._num_computed[rows]
+        first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)  # first token of each sequence
+        finishes = starts + counts == self._num_tokens[rows]
+        draws = [
+            (index, draw)
+            for index in np.flatnonzero(finishes).tolist()
+            for draw in range(step.num_samples.get(seq_ids[index], 1))
+        ]
+        size = pick_bucket(self._ladder, max(int(first[-1]), len(draws)))
+        prompt_positions = self._prompt_positions(seq_ids, rows, starts, counts, first)
+        batch = self._forward_batch(size, rows, starts, counts, first)
+        sampling = self._sampling_batch(size, rows, first, draws)
+        self._num_computed[rows] += counts
+        return StepInputs(size, batch, sampling, [seq_ids[index] for index, _ in draws], prompt_positions)
+
+    def _forward_batch(
+        self, size: int, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray
+    ) -> ForwardBatch:
+        num_seqs, num_tokens = len(rows), int(first[-1])
+        token_rows = np.repeat(rows, counts)
+        positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(starts - first[:-1], counts)
+        blocks = self._block_tables[token_rows, positions // self._block_size]
+        slots = blocks * self._block_size + positions % self._block_size
+        padded_seqs = num_seqs_at(size, self._max_num_seqs)
+        block_tables = np.zeros((padded_seqs, self._block_tables.shape[1]), np.int32)
+        block_tables[:num_seqs] = self._block_tables[rows]
+        return ForwardBatch(
+            token_ids=_pad(self._token_ids[token_rows, positions], size),
+            positions=_pad(positions, size),
+            slots=_pad(slots, size),
+            block_tables=block_tables,
+            seq_lens=_pad(starts + counts, padded_seqs),
+            query_start_loc=_pad(first, padded_seqs + 1, fill=num_tokens),
+        )
+
+    def _sampling_batch(
+        self, size: int, rows: np.ndarray, first: np.ndarray, draws: list[tuple[int, int]]
+    ) -> SamplingBatch:
+        padded = num_seqs_at(size, self._max_num_seqs)
+        indices = np.array([index for index, _ in draws], np.int32)
+        draw_rows = rows[indices]
+        seeds = [(self._seeds[row] + draw) & _MASK_64 for row, (_, draw) in zip(draw_rows, draws, strict=True)]
+        halves = np.zeros((padded, 2), np.uint32)
+        halves[: len(seeds)] = [(seed >> 32, seed & 0xFFFFFFFF) for seed in seeds] or np.zeros((0, 2))
+        return SamplingBatch(
+            logits_indices=_pad(first[indices + 1] - 1, padded),
+            temperature=_pad(self._temperature[draw_rows], padded),
+            top_k=_pad(self._top_k[draw_rows], padded),
+            top_p=_pad(self._top_p[draw_rows], padded, fill=1),
+            min_p=_pad(self._min_p[draw_rows], padded),
+            seeds=halves,
+            positions=_pad(self._num_tokens[draw_rows], padded),
+        )
+
+    def _prompt_positions(
+        self, seq_ids: list[int], rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray
+    ) -> list[PromptPosition]:
+        if not self._num_prompt_logprobs:
+            return []
+        found = []
+        for seq_id, row, start, count, offset in zip(seq_ids, rows, starts, counts, first[:-1], strict=True):
+            if seq_id not in self._num_prompt_logprobs:
+                continue
+            for position in range(start, min(start + count, self._num_prompt_tokens[row] - 1)):
+                next_token_id = int(self._token_ids[row, position + 1])
+                found.append(PromptPosition(seq_id, int(offset + position - start), next_token_id))
+        return found
+
+    def _add(self, sequence: NewSequence) -> None:
+        row = self._free_rows.pop()
+        self._rows[sequence.seq_id] = row
+        params = sequence.sampling_params
+        self._num_tokens[row] = self._num_blocks[row] = 0
+        self._append_tokens(row, sequence.token_ids)
+        self._append_blocks(row, sequence.block_ids)
+        self._num_prompt_tokens[row] = sequence.num_prompt_tokens
+        self._num_computed[row] = sequence.num_computed_tokens
+        self._temperature[row] = params.effective_temperature
+        self._top_k[row] = max(params.top_k, 0)
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._seeds[row] = sequence.seed
+        if params.logprobs is not None:
+            self._num_logprobs[sequence.seq_id] = params.logprobs
+        if params.prompt_logprobs is not None:
+            self._num_prompt_logprobs[sequence.seq_id] = params.prompt_logprobs
+
+    def _drop(self, seq_id: int) -> None:
+        row = self._rows.pop(seq_id)
+        self._block_tables[row] = 0
+        self._free_rows.append(row)
+        self._num_logprobs.pop(seq_id, None)
+        self._num_prompt_logprobs.pop(seq_id, None)
+
+    def _append_tokens(self, row: int, token_ids: list[int]) -> None:
+        start = self._num_tokens[row]
+        self._token_ids[row, start : start + len(token_ids)] = token_ids
+        self._num_tokens[row] += len(token_ids)
+
+    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
+        start = self._num_blocks[row]
+        self._block_tables[row, start : start + len(block_ids)] = block_ids
+        self._num_blocks[row] += len(block_ids)
+
+
+def _pad(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
+    padded = np.full(size, fill, values.dtype)
+    padded[: len(values)] = values
+    return padded

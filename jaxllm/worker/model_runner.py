@@ -1,0 +1,106 @@
+"""ModelRunner: SchedulerOutput in, ModelRunnerOutput out. Pads on the way in, trims on the way out."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxllm.layers.sampler import ScoredTokens
+from jaxllm.messages import ModelRunnerOutput, SampledToken, SchedulerOutput, TokenLogprobs
+from jaxllm.worker.buckets import num_seqs_at
+from jaxllm.worker.cache_engine import CacheEngine
+from jaxllm.worker.input_batch import InputBatch, PromptPosition, StepInputs
+from jaxllm.worker.programs import CompiledPrograms
+from jaxllm.worker.step_fn import StepModel
+
+
+class ModelRunner:
+    """Runs one step: the programs of programs.py in order, on the rows of InputBatch."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        cache_engine: CacheEngine,
+        input_batch: InputBatch,
+        programs: CompiledPrograms,
+        max_num_seqs: int,
+    ) -> None:
+        self._model = model
+        self._cache_engine = cache_engine
+        self._input_batch = input_batch
+        self._programs = programs
+        self._max_num_seqs = max_num_seqs
+
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Computes the step's tokens, writes their keys and values, and draws what is due."""
+        self._input_batch.apply(step)
+        self._cache_engine.copy(step.blocks_to_copy, self._programs)
+        inputs = self._input_batch.to_forward_batch(step)
+        hidden = self._forward(inputs)
+        sampled = self._sample(inputs, hidden) if inputs.draws else {}
+        return ModelRunnerOutput(sampled, self._score_prompts(inputs, hidden))
+
+    def _forward(self, inputs: StepInputs) -> jax.Array:
+        """Returns the last layer's output [T, M]."""
+        batch = jax.device_put(inputs.batch)
+        hidden = self._programs("embed", inputs.size, self._model.frame, batch.token_ids)
+        caches, updated = self._cache_engine.caches, []
+        for segment in self._model.segments:
+            mine = caches[len(updated) : len(updated) + segment.num_layers]
+            hidden, mine = self._programs(f"layers_{segment.kind}", inputs.size, segment.weights, hidden, batch, mine)
+            updated.extend(mine)
+        self._cache_engine.caches = tuple(updated)
+        return hidden
+
+    def _sample(self, inputs: StepInputs, hidden: jax.Array) -> dict[int, list[SampledToken]]:
+        sampling = jax.device_put(inputs.sampling)
+        logits = self._logits(inputs.size, hidden, sampling.logits_indices)
+        size = logits.shape[0]
+        token_ids = self._programs("sample", size, logits, sampling)
+        num_logprobs = [self._input_batch.num_logprobs(seq_id) for seq_id in inputs.draws]
+        if all(num is None for num in num_logprobs):
+            tokens = [SampledToken(token_id) for token_id in np.asarray(token_ids).tolist()]
+        else:
+            scored = jax.device_get(self._programs("score", size, logits, token_ids))
+            tokens = [
+                SampledToken(token_id, None if num is None else _token_logprobs(scored, row, num))
+                for row, (token_id, num) in enumerate(zip(np.asarray(token_ids).tolist(), num_logprobs, strict=False))
+            ]
+        sampled: dict[int, list[SampledToken]] = {}
+        for seq_id, token in zip(inputs.draws, tokens, strict=False):  # rows past the draws are padding
+            sampled.setdefault(seq_id, []).append(token)
+        return sampled
+
+    def _score_prompts(self, inputs: StepInputs, hidden: jax.Array) -> dict[int, list[TokenLogprobs]]:
+        """Scores prompt tokens, as many at a time as the step has rows for draws."""
+        size = num_seqs_at(inputs.size, self._max_num_seqs)
+        scores: dict[int, list[TokenLogprobs]] = {}
+        positions = inputs.prompt_positions
+        for first in range(0, len(positions), size):
+            group = positions[first : first + size]
+            scored = self._score_group(group, inputs.size, size, hidden)
+            for row, position in enumerate(group):
+                num = self._input_batch.num_prompt_logprobs(position.seq_id)
+                scores.setdefault(position.seq_id, []).append(_token_logprobs(scored, row, num))
+        return scores
+
+    def _score_group(
+        self, group: Sequence[PromptPosition], num_tokens: int, size: int, hidden: jax.Array
+    ) -> ScoredTokens:
+        indices, token_ids = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        indices[: len(group)] = [position.token_index for position in group]
+        token_ids[: len(group)] = [position.next_token_id for position in group]
+        logits = self._logits(num_tokens, hidden, jax.device_put(indices))
+        return jax.device_get(self._programs("score", size, logits, jax.device_put(token_ids)))
+
+    def _logits(self, size: int, hidden: jax.Array, indices: jax.Array) -> jax.Array:
+        return self._programs("logits", size, self._model.frame, hidden, indices)
+
+
+def _token_logprobs(scored: ScoredTokens, row: int, num_top: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        float(scored.logprobs[row]),
+        int(scored.ranks[row]),
+        scored.top_token_ids[row, :num_top].tolist(),
+        scored.top_logprobs[row, :num_top].tolist(),
+    )

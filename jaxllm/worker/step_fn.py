@@ -1,0 +1,118 @@
+"""The device functions of one step, as pure functions of arrays, and the weights that they take.
+
+A step is a chain of programs:  embed -> layers, segment after segment -> logits -> sample (-> score).
+
+The nnx model is split here once; afterwards weights are tuples of raw arrays, merged only inside a trace.
+Layers that are alike share one program, compiled once and called with each segment's weights in turn. On CPU
+a segment is one layer: the calls cost under a millisecond a step and compiling is some ten times faster. On
+accelerators one segment holds every layer.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from jaxllm.layers import sampler
+from jaxllm.layers.attention import LayerCache
+from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
+from jaxllm.models.causal_lm import CausalLM
+from jaxllm.sampling_params import MAX_LOGPROBS
+from pallas_kernels.kv_cache_update import copy_blocks
+
+Weights = tuple[jax.Array, ...]
+Caches = tuple[LayerCache, ...]
+
+
+class Segment(NamedTuple):
+    """Consecutive layers that run as one program."""
+
+    kind: int  # index into StepModel.run_layers; segments of one kind differ in weights only
+    weights: Weights
+    num_layers: int
+
+
+class StepModel(NamedTuple):
+    """The model as a step sees it: functions to compile, and weights to call them with.
+
+    Attributes:
+      frame: Weights of the embedding, last norm and logits.
+      segments: The layers in order.
+      embed: (frame, token_ids [T]) -> hidden [T, M].
+      run_layers: For each kind, (weights, hidden [T, M], batch, caches) -> (hidden [T, M], caches).
+      logits: (frame, hidden [T, M], indices [R]) -> float32 logits [R, V].
+    """
+
+    frame: Weights
+    segments: tuple[Segment, ...]
+    embed: Callable[[Weights, jax.Array], jax.Array]
+    run_layers: tuple[Callable[[Weights, jax.Array, ForwardBatch, Caches], tuple[jax.Array, Caches]], ...]
+    logits: Callable[[Weights, jax.Array, jax.Array], jax.Array]
+
+
+def split_model(model: CausalLM, layers_per_segment: int) -> StepModel:
+    """Splits a model into weights and functions.
+
+    Args:
+      model: With real arrays as weights.
+      layers_per_segment: Layers that run as one program.
+    """
+    frame_def, frame_state = nnx.split(model.frame)
+    frame, frame_tree = jax.tree.flatten(frame_state)
+    kinds: dict[Any, int] = {}
+    segments, run_layers = [], []
+    layers = list(model.layers)
+    for first in range(0, len(layers), layers_per_segment):
+        group = layers[first : first + layers_per_segment]
+        graph_def, state = nnx.split(nnx.List(group))
+        weights, tree = jax.tree.flatten(state)
+        if graph_def not in kinds:
+            kinds[graph_def] = len(run_layers)
+            run_layers.append(_layer_runner(graph_def, tree))
+        segments.append(Segment(kinds[graph_def], tuple(weights), len(group)))
+
+    def embed(weights: Weights, token_ids: jax.Array) -> jax.Array:
+        return _merge(frame_def, frame_tree, weights).hidden(token_ids)
+
+    def logits(weights: Weights, hidden: jax.Array, indices: jax.Array) -> jax.Array:
+        return _merge(frame_def, frame_tree, weights).logits(hidden[indices])
+
+    return StepModel(tuple(frame), tuple(segments), embed, tuple(run_layers), logits)
+
+
+def sample(logits: jax.Array, batch: SamplingBatch) -> jax.Array:
+    """Draws one token a row of logits: [R, V]; returns [R] int32."""
+    with jax.named_scope("sample"):
+        return sampler.sample(logits, batch)
+
+
+def score(logits: jax.Array, token_ids: jax.Array) -> sampler.ScoredTokens:
+    """Scores token_ids: [R] under logits: [R, V], with the MAX_LOGPROBS most likely tokens beside them."""
+    with jax.named_scope("score"):
+        return sampler.score(logits, token_ids, min(MAX_LOGPROBS, logits.shape[-1]))
+
+
+def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.Array) -> LayerCache:
+    """Copies whole blocks of one layer's keys and values; see pallas_kernels.kv_cache_update.copy_blocks."""
+    return LayerCache(copy_blocks(cache.k, sources, destinations), copy_blocks(cache.v, sources, destinations))
+
+
+def _layer_runner(
+    graph_def: Any, tree: Any
+) -> Callable[[Weights, jax.Array, ForwardBatch, Caches], tuple[jax.Array, Caches]]:
+    def run_layers(
+        weights: Weights, hidden: jax.Array, batch: ForwardBatch, caches: Caches
+    ) -> tuple[jax.Array, Caches]:
+        updated = []
+        for index, (layer, cache) in enumerate(zip(_merge(graph_def, tree, weights), caches, strict=True)):
+            with jax.named_scope(f"layer_{index}"):
+                hidden, cache = layer(hidden, batch, cache)
+            updated.append(cache)
+        return hidden, tuple(updated)
+
+    return run_layers
+
+
+def _merge(graph_def: Any, tree: Any, weights: Sequence[jax.Array]) -> Any:
+    return nnx.merge(graph_def, jax.tree.unflatten(tree, weights))

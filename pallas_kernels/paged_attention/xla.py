@@ -1,0 +1,151 @@
+"""Paged attention in plain XLA: the fast path on CPU and the fallback everywhere.
+
+Work grows with what the batch really holds, not with its padded shapes: every loop has a trip count that is
+read from seq_lens. Decode tokens go through one vectorised loop over context chunks; longer queries are cut
+into tiles of QUERY_TILE tokens, one tile of one sequence at a time. Scores are never held for more than one chunk.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+QUERY_TILE = 64  # tokens of one sequence that attend together
+DECODE_CHUNK = 64  # context tokens gathered at a time for all decode tokens
+PREFILL_CHUNK = 256  # context tokens gathered at a time for one tile
+
+
+class _Softmax(NamedTuple):
+    """Running softmax of one chunk after another. `...` stands for the leading axes of the queries."""
+
+    maximum: jax.Array  # [..., 1]
+    total: jax.Array  # [..., 1]
+    weighted: jax.Array  # [..., D]
+
+
+def paged_attention_xla(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    block_tables: jax.Array,
+    seq_lens: jax.Array,
+    query_start_loc: jax.Array,
+    *,
+    scale: float,
+) -> jax.Array:
+    """See pallas_kernels.paged_attention.paged_attention."""
+    query_lens = query_start_loc[1:] - query_start_loc[:-1]  # [S]
+    out = _prefill(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale)
+    first = query_start_loc[:-1]
+    is_single = query_lens == 1
+    decoded = _decode(q[first], k_cache, v_cache, block_tables, jnp.where(is_single, seq_lens, 0), scale)
+    return out.at[jnp.where(is_single, first, q.shape[0])].set(decoded, mode="drop")
+
+
+def _decode(
+    q: jax.Array,  # [S, H, D]
+    k_cache: jax.Array,  # [N, P, K, D]
+    v_cache: jax.Array,  # [N, P, K, D]
+    block_tables: jax.Array,  # [S, B]
+    seq_lens: jax.Array,  # [S], 0 where there is nothing to do
+    scale: float,
+) -> jax.Array:
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[2]
+    tables, blocks_per_chunk, chunk_len = _pad_tables(block_tables, k_cache.shape[1], DECODE_CHUNK)
+    q = (q * scale).reshape(num_seqs, num_kv_heads, -1, head_dim)  # [S, K, G, D]
+
+    def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
+        ids = jax.lax.dynamic_slice_in_dim(tables, chunk * blocks_per_chunk, blocks_per_chunk, axis=1)
+        k = k_cache[ids].reshape(num_seqs, chunk_len, num_kv_heads, head_dim)
+        v = v_cache[ids].reshape(num_seqs, chunk_len, num_kv_heads, head_dim)
+        scores = jnp.einsum("skgd,sckd->skgc", q, k, preferred_element_type=jnp.float32)
+        context = chunk * chunk_len + jnp.arange(chunk_len)
+        visible = context[None, :] < seq_lens[:, None]  # [S, C]
+        values = jnp.where(visible[:, :, None, None], v, 0)  # what lies past the end may be NaN
+        return _softmax_step(state, scores, visible[:, None, None, :], "skgc,sckd->skgd", values)
+
+    num_chunks = (jnp.max(seq_lens) + chunk_len - 1) // chunk_len
+    state = jax.lax.fori_loop(0, num_chunks, step, _softmax_start(q.shape))
+    return _softmax_end(state).reshape(num_seqs, num_heads, head_dim).astype(v_cache.dtype)
+
+
+def _prefill(
+    q: jax.Array,  # [T, H, D]
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    block_tables: jax.Array,  # [S, B]
+    seq_lens: jax.Array,  # [S]
+    query_start_loc: jax.Array,  # [S + 1]
+    scale: float,
+) -> jax.Array:
+    """Attention of the sequences with more than one token in this step; other rows come back as zero."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[2]
+    tables, blocks_per_chunk, chunk_len = _pad_tables(block_tables, k_cache.shape[1], PREFILL_CHUNK)
+    query_lens = query_start_loc[1:] - query_start_loc[:-1]
+    num_tiles = jnp.where(query_lens > 1, (query_lens + QUERY_TILE - 1) // QUERY_TILE, 0)
+    last_tile = jnp.cumsum(num_tiles)  # [S]
+    q = jnp.pad((q * scale).reshape(num_tokens, num_kv_heads, -1, head_dim), ((0, QUERY_TILE), (0, 0), (0, 0), (0, 0)))
+    offsets = jnp.arange(QUERY_TILE)
+
+    def tile(index: jax.Array, out: jax.Array) -> jax.Array:
+        seq = jnp.searchsorted(last_tile, index, side="right")
+        offset = (index - (last_tile[seq] - num_tiles[seq])) * QUERY_TILE  # in the sequence's queries
+        start = query_start_loc[seq] + offset
+        position = seq_lens[seq] - query_lens[seq] + offset  # of the tile's first token in its sequence
+        num_valid = jnp.minimum(query_lens[seq] - offset, QUERY_TILE)
+        queries = jax.lax.dynamic_slice_in_dim(q, start, QUERY_TILE, axis=0)  # [Q, K, G, D]
+        context_len = position + num_valid
+
+        def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
+            ids = jax.lax.dynamic_slice(tables, (seq, chunk * blocks_per_chunk), (1, blocks_per_chunk))[0]
+            k = k_cache[ids].reshape(chunk_len, num_kv_heads, head_dim)
+            v = v_cache[ids].reshape(chunk_len, num_kv_heads, head_dim)
+            scores = jnp.einsum("qkgd,ckd->kgqc", queries, k, preferred_element_type=jnp.float32)
+            context = chunk * chunk_len + jnp.arange(chunk_len)
+            visible = context[None, :] <= (position + offsets)[:, None]  # [Q, C]
+            values = jnp.where((context < context_len)[:, None, None], v, 0)
+            return _softmax_step(state, scores, visible[None, None], "kgqc,ckd->kgqd", values)
+
+        num_chunks = (context_len + chunk_len - 1) // chunk_len
+        shape = (num_kv_heads, num_heads // num_kv_heads, QUERY_TILE, head_dim)
+        state = jax.lax.fori_loop(0, num_chunks, step, _softmax_start(shape))
+        result = _softmax_end(state).transpose(2, 0, 1, 3)  # [Q, K, G, D]
+        before = jax.lax.dynamic_slice_in_dim(out, start, QUERY_TILE, axis=0)
+        kept = jnp.where((offsets < num_valid)[:, None, None, None], result.astype(out.dtype), before)
+        return jax.lax.dynamic_update_slice_in_dim(out, kept, start, axis=0)
+
+    out = jax.lax.fori_loop(0, last_tile[-1], tile, jnp.zeros(q.shape, v_cache.dtype))
+    return out[:num_tokens].reshape(num_tokens, num_heads, head_dim)
+
+
+def _pad_tables(block_tables: jax.Array, block_size: int, chunk_len: int) -> tuple[jax.Array, int, int]:
+    """Widens the tables to whole chunks; returns them, the blocks a chunk and the tokens a chunk."""
+    blocks_per_chunk = max(chunk_len // block_size, 1)
+    padding = -block_tables.shape[1] % blocks_per_chunk
+    return jnp.pad(block_tables, ((0, 0), (0, padding))), blocks_per_chunk, blocks_per_chunk * block_size
+
+
+def _softmax_start(shape: tuple[int, ...]) -> _Softmax:
+    column = (*shape[:-1], 1)
+    lowest = jnp.full(column, jnp.finfo(jnp.float32).min, jnp.float32)
+    return _Softmax(lowest, jnp.zeros(column, jnp.float32), jnp.zeros(shape, jnp.float32))
+
+
+def _softmax_step(state: _Softmax, scores: jax.Array, visible: jax.Array, einsum: str, values: jax.Array) -> _Softmax:
+    """Adds one chunk: scores [..., C], visible broadcastable to it, values as the einsum says."""
+    scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
+    maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1, keepdims=True))
+    shrink = jnp.exp(state.maximum - maximum)
+    weights = jnp.where(visible, jnp.exp(scores - maximum), 0)
+    weighted = jnp.einsum(einsum, weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return _Softmax(
+        maximum,
+        state.total * shrink + jnp.sum(weights, axis=-1, keepdims=True),
+        state.weighted * shrink + weighted,
+    )
+
+
+def _softmax_end(state: _Softmax) -> jax.Array:
+    return state.weighted / jnp.where(state.total == 0, 1, state.total)
