@@ -9,7 +9,7 @@ from flax import nnx
 from jaxllm.config import ModelConfig
 from jaxllm.layers.forward_batch import ForwardBatch
 from jaxllm.layers.linear import Linear
-from jaxllm.layers.rope import rotate
+from jaxllm.layers.rope import rope_frequencies, rotate
 from pallas_kernels.kv_cache_update import kv_cache_update
 from pallas_kernels.paged_attention import paged_attention
 
@@ -29,7 +29,9 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
+        self.head_dim = config.head_dim
+        frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.rope_frequencies = tuple(frequencies.tolist())  # [D/2], static
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = Linear(
             config.hidden_size, width, axes=("embed", "heads"), has_bias=config.attention_bias, dtype=dtype
@@ -44,8 +46,9 @@ class Attention(nnx.Module):
         num_tokens = x.shape[0]
         qkv = self.qkv(x).reshape(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
         q, k, v = jnp.split(qkv, (self.num_heads, self.num_heads + self.num_kv_heads), axis=1)
-        q = rotate(q, batch.positions, self.rope_theta)
-        k = rotate(k, batch.positions, self.rope_theta)
+        frequencies = jnp.array(self.rope_frequencies, jnp.float32)
+        q = rotate(q, batch.positions, frequencies)
+        k = rotate(k, batch.positions, frequencies)
         cache = LayerCache(
             kv_cache_update(cache.k, k, batch.slots),
             kv_cache_update(cache.v, v, batch.slots),

@@ -62,8 +62,8 @@ def score(logits: jax.Array, token_ids: jax.Array, num_top: int) -> ScoredTokens
 def _kept_probs(logits: jax.Array, batch: SamplingBatch) -> jax.Array:
     """Returns [R, V] unnormalised probabilities, 1 for the most likely token and 0 for what is cut off."""
     temperature = jnp.where(batch.temperature > 0, batch.temperature, 1)[:, None]
-    scaled = logits / temperature
-    probs = jnp.exp(scaled - jnp.max(scaled, axis=-1, keepdims=True))
+    # Subtract, then divide: the most likely token is exactly 1, which min_p = 1 relies on.
+    probs = jnp.exp((logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature)
     probs = jnp.where(probs >= batch.min_p[:, None], probs, 0)
     probs = jax.lax.cond(jnp.any(batch.top_k > 0), _keep_top_k, lambda probs, _: probs, probs, batch.top_k)
     return jax.lax.cond(jnp.any(batch.top_p < 1), _keep_top_p, lambda probs, _: probs, probs, batch.top_p)

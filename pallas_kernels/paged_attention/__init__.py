@@ -32,7 +32,7 @@ def paged_attention(
       scale: Multiplies the scores; usually D ** -0.5.
 
     Returns:
-      [T, H, D] in the cache's dtype; rows of padding tokens are finite rubbish.
+      [T, H, D] in the cache's dtype; rows of padding tokens hold rubbish.
     """
     _, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]

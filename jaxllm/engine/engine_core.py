@@ -1,0 +1,57 @@
+"""EngineCore: add, abort, step. Knows no text, no socket and no process."""
+
+import time
+from collections.abc import Callable, Iterable
+
+from jaxllm.config import EngineConfig
+from jaxllm.executor.executor import Executor
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest
+from jaxllm.scheduler.scheduler import Scheduler
+
+
+class EngineCore:
+    """The loop's body: schedule, execute, update, return.
+
+    Args:
+      config: The engine's configuration.
+      executor: Initialized here, shut down by shutdown().
+      clock: Seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self, config: EngineConfig, executor: Executor, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._executor = executor
+        self._clock = clock
+        self.kv_cache_info = executor.initialize()
+        self.scheduler = Scheduler(config.scheduler, config.cache, self.kv_cache_info)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queues a request.
+
+        Raises:
+          InvalidRequestError: This request can't run; the others aren't touched.
+        """
+        self.scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Ends requests without further output. Unknown and finished ids are ignored."""
+        for request_id in request_ids:
+            self.scheduler.abort_request(request_id)
+
+    def finish_sequence(self, request_id: str, index: int) -> None:
+        """Ends one sequence whose text holds a stop string, without further output. Idempotent."""
+        self.scheduler.finish_sequence(request_id, index)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests()
+
+    def step(self) -> EngineCoreOutputs:
+        """Runs one step. Call it only while there are unfinished requests."""
+        scheduler_output = self.scheduler.schedule(self._clock())
+        runner_output = self._executor.execute_model(scheduler_output)
+        outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
+        return outputs
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()

@@ -1,0 +1,61 @@
+"""EngineCoreClient: how a front end talks to an EngineCore, wherever that runs."""
+
+from abc import ABC, abstractmethod
+
+from jaxllm.engine.engine_core import EngineCore
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest
+
+
+class EngineCoreClient(ABC):
+    """Add requests, then call get_output() while there are unfinished ones."""
+
+    @abstractmethod
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queues a request.
+
+        Raises:
+          InvalidRequestError: This request can't run; the others aren't touched.
+        """
+
+    @abstractmethod
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Ends requests without further output. Unknown and finished ids are ignored."""
+
+    @abstractmethod
+    def finish_sequence(self, request_id: str, index: int) -> None:
+        """Ends one sequence whose text holds a stop string, without further output. Idempotent."""
+
+    @abstractmethod
+    def get_output(self) -> EngineCoreOutputs:
+        """Waits for the next step's news. Call it only while there are unfinished requests."""
+
+    @abstractmethod
+    def has_unfinished_requests(self) -> bool: ...
+
+    @abstractmethod
+    def shutdown(self) -> None: ...
+
+
+class InprocClient(EngineCoreClient):
+    """Runs the core in the caller's thread: each get_output() is one step."""
+
+    def __init__(self, engine_core: EngineCore) -> None:
+        self._engine_core = engine_core
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self._engine_core.add_request(request)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        self._engine_core.abort_requests(request_ids)
+
+    def finish_sequence(self, request_id: str, index: int) -> None:
+        self._engine_core.finish_sequence(request_id, index)
+
+    def get_output(self) -> EngineCoreOutputs:
+        return self._engine_core.step()
+
+    def has_unfinished_requests(self) -> bool:
+        return self._engine_core.has_unfinished_requests()
+
+    def shutdown(self) -> None:
+        self._engine_core.shutdown()

@@ -1,0 +1,179 @@
+"""Prompt and sampling parameters in, EngineCoreRequest out: tokenize, check, fill in.
+
+This is the one gate: whatever passes here can't break the engine. It knows nothing of block pools; what
+doesn't fit into one is the scheduler's to refuse.
+"""
+
+import operator
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+import msgspec
+
+from jaxllm.config import EngineConfig
+from jaxllm.exceptions import InvalidRequestError
+from jaxllm.messages import EngineCoreRequest
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.tokenizer.tokenizer import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A tokenized prompt. `prompt` is its text, if known: shown in the output, never tokenized."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+
+
+Prompt = str | list[int] | TextPrompt | TokensPrompt
+
+
+class ProcessedRequest(NamedTuple):
+    core_request: EngineCoreRequest
+    prompt: str | None  # the prompt's text, None if only token ids were given
+
+
+class InputProcessor:
+    """Makes EngineCoreRequests. Holds no request: its only state is the generator of seeds."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
+        self._vocab_size = config.model.vocab_size
+        self._max_model_len = config.scheduler.max_model_len
+        self._model_limit = config.model.max_position_embeddings
+        self._tokenizer = tokenizer
+        self._eos_token_ids = list(eos_token_ids)
+        self._seeds = random.Random(config.seed)
+
+    def process(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        arrival_time_s: float,
+        priority: int = 0,
+    ) -> ProcessedRequest:
+        """Returns the request that the engine core understands, and the prompt's text.
+
+        Raises:
+          InvalidRequestError: The prompt or a sampling parameter breaks a rule.
+        """
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+        params = msgspec.structs.replace(params)  # the caller's object may be changed while the request runs
+        params.validate()
+        self._check_stop_token_ids(params)
+        text, token_ids = self._tokenize(prompt)
+        core_request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=params,
+            eos_token_ids=self._eos_token_ids,
+            arrival_time_s=arrival_time_s,
+            seed=self._seed_of(params),
+            max_tokens=self._clipped_max_tokens(params, len(token_ids)),
+            priority=priority,
+        )
+        return ProcessedRequest(core_request, text)
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        text, ids = _split_prompt(prompt)
+        if text is not None:
+            _check_text(text)
+        if ids is not None:
+            return text, self._checked_ids(ids)
+        assert text is not None
+        if not text:
+            raise InvalidRequestError("prompt must not be empty", "prompt")
+        token_ids = self._tokenizer.encode(text)
+        if not token_ids:
+            raise InvalidRequestError(f"prompt must hold at least one token, got {text!r:.80}", "prompt")
+        return text, self._checked_ids(token_ids)
+
+    def _checked_ids(self, ids: Any) -> list[int]:
+        if not isinstance(ids, (list, tuple)):
+            raise InvalidRequestError(
+                f"prompt_token_ids must be a list of token ids, got {type(ids).__name__}", "prompt_token_ids"
+            )
+        if not ids:
+            raise InvalidRequestError("prompt must not be empty: it has no token ids", "prompt_token_ids")
+        self._check_len(len(ids))
+        return [self._checked_id(token_id) for token_id in ids]
+
+    def _checked_id(self, token_id: Any) -> int:
+        # operator.index takes NumPy's integers as well, and refuses floats.
+        try:
+            value = None if isinstance(token_id, bool) else operator.index(token_id)
+        except TypeError:
+            value = None
+        if value is None:
+            raise InvalidRequestError(
+                f"prompt_token_ids must hold integers, got {token_id!r:.80}", "prompt_token_ids"
+            )
+        if not 0 <= value < self._vocab_size:
+            raise InvalidRequestError(
+                f"prompt_token_ids must be in [0, {self._vocab_size}), got {value}", "prompt_token_ids"
+            )
+        return value
+
+    def _check_len(self, num_tokens: int) -> None:
+        if num_tokens < self._max_model_len:
+            return
+        way_out = "shorten the prompt"
+        if self._max_model_len < self._model_limit:
+            way_out += f" or raise --max-model-len (this model allows {self._model_limit})"
+        raise InvalidRequestError(
+            f"prompt must be shorter than max_model_len={self._max_model_len} tokens, to leave room for one "
+            f"generated token, got {num_tokens} tokens; {way_out}",
+            "prompt",
+        )
+
+    def _check_stop_token_ids(self, params: SamplingParams) -> None:
+        for token_id in params.stop_token_ids or ():
+            if token_id >= self._vocab_size:
+                raise InvalidRequestError(
+                    f"stop_token_ids must be in [0, {self._vocab_size}), got {token_id}", "stop_token_ids"
+                )
+
+    def _clipped_max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
+        room = self._max_model_len - num_prompt_tokens
+        return room if params.max_tokens is None else min(params.max_tokens, room)
+
+    def _seed_of(self, params: SamplingParams) -> int:
+        if params.seed is None or params.seed == -1:
+            return self._seeds.getrandbits(62)  # seed + i stays in int64
+        return params.seed
+
+
+def _split_prompt(prompt: Any) -> tuple[str | None, Any]:
+    """Returns (text, token ids) of any prompt form; at least one of them is given."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, (list, tuple)):
+        return None, prompt
+    if not isinstance(prompt, dict):
+        raise InvalidRequestError(
+            f"prompt must be a string, a list of token ids or a dict, got {type(prompt).__name__}", "prompt"
+        )
+    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if unknown or text is None and ids is None:
+        got = ", ".join(repr(key) for key in prompt) or "no key"
+        raise InvalidRequestError(
+            f"a prompt dict needs 'prompt' or 'prompt_token_ids', got {got:.80}", "prompt"
+        )
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}", "prompt")
+    return text, ids
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"prompt must be valid Unicode, got a lone surrogate at character {error.start}", "prompt"
+        ) from None

@@ -1,0 +1,142 @@
+"""LLMEngine: add_request, abort_request, step. The synchronous engine, in the caller's process.
+
+It joins InputProcessor, EngineCoreClient and OutputProcessor, and does none of their work.
+"""
+
+import time
+from collections.abc import Iterable
+
+from jaxllm import envs
+from jaxllm.config import EngineConfig
+from jaxllm.engine.engine_core import EngineCore
+from jaxllm.engine.engine_core_client import EngineCoreClient, InprocClient
+from jaxllm.engine.input_processor import InputProcessor, Prompt
+from jaxllm.engine.output_processor import OutputProcessor
+from jaxllm.engine_args import EngineArgs
+from jaxllm.exceptions import InvalidRequestError
+from jaxllm.executor.uniproc_executor import UniProcExecutor
+from jaxllm.messages import SchedulerStats
+from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
+from jaxllm.model_loader.hf_config import token_ids
+from jaxllm.outputs import RequestOutput
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.tokenizer.loader import open_tokenizer
+from jaxllm.tokenizer.tokenizer import Tokenizer
+
+
+class LLMEngine:
+    """Runs requests step by step; each step changes every request that it finds room for.
+
+    Attributes:
+      config: What the engine was made from.
+      tokenizer: The model's tokenizer.
+      stats: The scheduler's counters after the latest step, None before the first.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        client: EngineCoreClient,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.stats: SchedulerStats | None = None
+        self._client = client
+        self._input_processor = InputProcessor(config, tokenizer, list(eos_token_ids))
+        self._output_processor = OutputProcessor(tokenizer)
+        self._aborted: list[RequestOutput] = []  # given out by the next step
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> "LLMEngine":
+        """Loads the model and returns an engine that is ready to run.
+
+        Raises:
+          ConfigError: An engine argument breaks a rule.
+          ModelLoadError: The model can't be found, read or run.
+        """
+        envs.check_names()
+        checkpoint = open_checkpoint(args.model)
+        config = args.create_engine_config(checkpoint)
+        tokenizer = open_tokenizer(checkpoint)
+        client = InprocClient(EngineCore(config, UniProcExecutor(config)))
+        return cls(config, tokenizer, client, _eos_token_ids(config, tokenizer, checkpoint))
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        arrival_time: float | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Adds one request. If it raises, nothing has changed.
+
+        Args:
+          request_id: Any string that no live request has.
+          prompt: Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
+          sampling_params: How its tokens are chosen, and when they end.
+          arrival_time: Seconds of the monotonic clock; None means now.
+          priority: Smaller goes first, where the scheduling policy asks for it.
+
+        Raises:
+          InvalidRequestError: The request breaks a rule.
+        """
+        if not isinstance(request_id, str):
+            raise InvalidRequestError(f"request_id must be a string, got {request_id!r:.80}", "request_id")
+        if request_id in self._output_processor:
+            raise InvalidRequestError(
+                f"request_id {request_id!r:.80} is in use; choose another", "request_id"
+            )
+        arrival_time_s = time.monotonic() if arrival_time is None else arrival_time
+        processed = self._input_processor.process(
+            request_id, prompt, sampling_params, arrival_time_s, priority
+        )
+        self._output_processor.add_request(processed.core_request, processed.prompt)
+        try:
+            self._client.add_request(processed.core_request)
+        except BaseException:
+            self._output_processor.remove_request(request_id)
+            raise
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """Ends requests; the next step returns their last outputs, finish_reason "abort".
+
+        Ids that no live request has are ignored.
+        """
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        live = [request_id for request_id in dict.fromkeys(ids) if request_id in self._output_processor]
+        self._aborted += self._output_processor.abort_requests(live)
+        if live:
+            self._client.abort_requests(live)
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step and returns the requests that it changed, each with all it has so far.
+
+        Raises:
+          EngineDeadError: The engine has failed; no request will be answered any more.
+        """
+        aborted, self._aborted = self._aborted, []
+        if not self._output_processor.has_unfinished_requests():
+            return aborted
+        core_outputs = self._client.get_output()
+        self.stats = core_outputs.stats
+        processed = self._output_processor.process_outputs(core_outputs)
+        for request_id, index in processed.stopped_sequences:
+            self._client.finish_sequence(request_id, index)
+        return aborted + processed.request_outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything left to do or to give out."""
+        return bool(self._aborted) or self._output_processor.has_unfinished_requests()
+
+    def shutdown(self) -> None:
+        """Frees the device. The engine can't be used afterwards; a second call does nothing."""
+        self._client.shutdown()
+
+
+def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer, checkpoint: Checkpoint) -> list[int]:
+    """Returns every id that ends a text; a generation config may name more than the model's own."""
+    more = token_ids(checkpoint.generation_config, "eos_token_id")
+    return list(dict.fromkeys([*config.model.eos_token_ids, *tokenizer.eos_token_ids, *more]))

@@ -1,0 +1,192 @@
+"""EngineArgs: every engine argument, flat, for Python keyword arguments and command-line flags alike.
+
+Flags are generated from the fields. Defaults come from config.py, which also checks the values; this
+module only translates.
+"""
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.config import DTYPES, CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.exceptions import ConfigError
+from jaxllm.model_loader.hf_config import model_config_from_hf
+
+if TYPE_CHECKING:
+    from jaxllm.model_loader.checkpoint import Checkpoint
+
+DEFAULT_MODEL = "smollm2"
+# Taken where max_model_len isn't given and the model allows more: block tables grow with it.
+DEFAULT_MAX_MODEL_LEN = 8192
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmgt]|[KMGT](?:iB|B)?)?")
+_EXPONENTS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str) -> int:
+    """Returns the number that `text` names: "32k" is 32000, "32K" and "32KiB" are 32768, "1GB" is 10**9.
+
+    Raises:
+      ValueError: `text` is no such number.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"not a size: {text!r}")
+    number, suffix = match.group(1), match.group(2) or ""
+    is_decimal = suffix.islower() or suffix.endswith("B") and not suffix.endswith("iB")
+    scale = (1000 if is_decimal else 1024) ** _EXPONENTS.get(suffix[:1].lower(), 0)
+    value = float(number) * scale
+    if not value.is_integer():
+        raise ValueError(f"not a whole number: {text!r}")
+    return int(number) * scale if number.isdigit() else int(value)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a number such as 4096, 32k, 512M or 4GiB, got {text!r}"
+        ) from None
+
+
+def _arg(
+    default: Any,
+    help_text: str,
+    parse: Callable[[str], Any] = str,
+    flags: tuple[str, ...] = (),
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    return field(
+        default=default, metadata={"help": help_text, "parse": parse, "flags": flags, "choices": choices}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """What an engine is made from. Names are vLLM's; each field's meaning is its help text."""
+
+    model: str = _arg(
+        DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, or a hub id"
+    )
+    dtype: str = _arg(
+        EngineConfig.dtype, "compute type; auto is float32 on CPU, bfloat16 on accelerators", choices=DTYPES
+    )
+    max_model_len: int | None = _arg(
+        None,
+        f"most tokens of a sequence, prompt and output together (32k and 32K are understood); "
+        f"if not given, the model's own limit, at most {DEFAULT_MAX_MODEL_LEN}",
+        _size,
+    )
+    max_num_seqs: int = _arg(SchedulerConfig.max_num_seqs, "most sequences in one step", int)
+    max_num_batched_tokens: int = _arg(
+        SchedulerConfig.max_num_batched_tokens,
+        "most tokens in one step; longer prompts are computed in chunks",
+        _size,
+    )
+    block_size: int | None = _arg(
+        CacheConfig.block_size,
+        "tokens a KV cache block, a power of two; if not given, 16 on CPU and GPU, 128 on TPU",
+        int,
+    )
+    enable_prefix_caching: bool = _arg(
+        CacheConfig.enable_prefix_caching, "share the KV cache blocks of equal prompt beginnings"
+    )
+    kv_cache_memory_bytes: int | None = _arg(
+        CacheConfig.kv_cache_memory_bytes,
+        "size of the KV cache, such as 512M or 4GiB; "
+        "if not given, 1 GiB on CPU, else by --gpu-memory-utilization",
+        _size,
+        flags=("--kv-cache-memory",),
+    )
+    gpu_memory_utilization: float = _arg(
+        CacheConfig.gpu_memory_utilization, "share of the accelerator's memory to use, in (0, 1]", float
+    )
+    num_gpu_blocks_override: int | None = _arg(
+        CacheConfig.num_gpu_blocks_override, "number of KV cache blocks, whatever the memory says", int
+    )
+    seed: int | None = _arg(
+        EngineConfig.seed,
+        "seeds the requests that bring no seed; if not given, they differ from run to run",
+        int,
+    )
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser, exclude: Collection[str] = ()) -> None:
+        """Adds one flag a field, except the fields named in `exclude`."""
+        group = parser.add_argument_group("engine")
+        for item in dataclasses.fields(cls):
+            if item.name not in exclude:
+                _add_flag(group, item)
+
+    @classmethod
+    def from_cli_args(cls, namespace: argparse.Namespace, exclude: Collection[str] = ()) -> "EngineArgs":
+        """Reads back what `add_cli_args` with the same `exclude` had parsed."""
+        values = vars(namespace)
+        return cls(
+            **{item.name: values[item.name] for item in dataclasses.fields(cls) if item.name not in exclude}
+        )
+
+    def create_engine_config(self, checkpoint: "Checkpoint") -> EngineConfig:
+        """Returns the frozen configuration for one opened checkpoint.
+
+        Raises:
+          ConfigError: An argument breaks a rule.
+          UnsupportedModelError: The checkpoint's model family is not one of ours.
+        """
+        model = model_config_from_hf(checkpoint.config)
+        limit = model.max_position_embeddings
+        if self.max_model_len is not None and self.max_model_len > limit:
+            raise ConfigError(
+                f"max_model_len must be at most {limit}, the model's own limit, got {self.max_model_len}; "
+                "set --max-model-len"
+            )
+        default_len = min(limit, DEFAULT_MAX_MODEL_LEN)
+        return EngineConfig(
+            model=model,
+            model_path=checkpoint.path,
+            dtype=self.dtype,
+            seed=self.seed,
+            cache=CacheConfig(
+                block_size=self.block_size,
+                enable_prefix_caching=self.enable_prefix_caching,
+                kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                num_gpu_blocks_override=self.num_gpu_blocks_override,
+            ),
+            scheduler=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_model_len=default_len if self.max_model_len is None else self.max_model_len,
+            ),
+        )
+
+
+def _add_flag(group: argparse._ArgumentGroup, item: "dataclasses.Field[Any]") -> None:
+    flags = (*item.metadata["flags"], f"--{item.name.replace('_', '-')}")
+    help_text = item.metadata["help"]
+    if isinstance(item.default, bool):
+        # This action has written the default into the help by itself only since Python 3.13.
+        default = "on" if item.default else "off"
+        group.add_argument(
+            *flags,
+            dest=item.name,
+            action=argparse.BooleanOptionalAction,
+            default=item.default,
+            help=f"{help_text} (default: {default})",
+        )
+        return
+    if item.default is not None:
+        help_text = f"{help_text} (default: {item.default})"
+    group.add_argument(
+        *flags,
+        dest=item.name,
+        type=item.metadata["parse"],
+        default=item.default,
+        choices=item.metadata["choices"],
+        metavar=None if item.metadata["choices"] else item.name.split("_")[-1].upper(),
+        help=help_text,
+    )

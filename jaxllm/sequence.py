@@ -1,0 +1,190 @@
+"""Sequence, SequenceStatus, SequenceGroup: the host's state of one request. Knows no policy, no physical
+block.
+
+A group is one request: one prompt and 1..n sequences. Sequence 0 computes the prompt alone; the others are
+forked from it when the prompt is complete, so that its blocks are computed once and shared.
+"""
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+from jaxllm.messages import EngineCoreRequest
+
+
+class SequenceStatus(IntEnum):
+    """Where a sequence stands. The finished states come last, so that one comparison tells them apart."""
+
+    WAITING = 0  # holds no blocks: new, or preempted
+    RUNNING = 1
+    SWAPPED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH_CAPPED = 4
+    FINISHED_IGNORED = 5
+    FINISHED_ABORTED = 6
+
+    @property
+    def is_finished(self) -> bool:
+        return self > SequenceStatus.SWAPPED
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The reason as users read it, or None while the sequence lives."""
+        return _FINISH_REASONS.get(self)
+
+
+_FINISH_REASONS = {
+    SequenceStatus.FINISHED_STOPPED: "stop",
+    SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
+    SequenceStatus.FINISHED_IGNORED: "length",
+    SequenceStatus.FINISHED_ABORTED: "abort",
+}
+
+
+class Sequence:
+    """One line of tokens, prompt and output together.
+
+    Attributes:
+      seq_id: Unique in the life of the scheduler; the worker knows the sequence by it.
+      index: Which of the request's n sequences this is.
+      token_ids: Prompt, then output.
+      logical_token_blocks: The same tokens cut into blocks; all full but perhaps the last.
+        A full one never changes.
+      num_computed_tokens: Tokens from the start whose keys and values stand in its physical blocks.
+      num_sent_tokens: Tokens that the worker has been told.
+      is_on_worker: Whether the worker has a row for it.
+      num_preemptions: How often it lost its blocks.
+      stop_reason: The stop token id that ended it, or None.
+      cache_keys: (tag, value) pairs that part its prefix from equal tokens under other keys, such as a salt.
+    """
+
+    __slots__ = (
+        "seq_id",
+        "request_id",
+        "index",
+        "block_size",
+        "token_ids",
+        "num_prompt_tokens",
+        "logical_token_blocks",
+        "status",
+        "num_computed_tokens",
+        "num_sent_tokens",
+        "is_on_worker",
+        "num_preemptions",
+        "stop_reason",
+        "cache_keys",
+    )
+
+    def __init__(
+        self, seq_id: int, request_id: str, index: int, prompt_token_ids: Iterable[int], block_size: int
+    ) -> None:
+        self.seq_id = seq_id
+        self.request_id = request_id
+        self.index = index
+        self.block_size = block_size
+        self.token_ids: list[int] = []
+        self.logical_token_blocks: list[list[int]] = []
+        self.status = SequenceStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_sent_tokens = 0
+        self.is_on_worker = False
+        self.num_preemptions = 0
+        self.stop_reason: int | None = None
+        self.cache_keys: tuple[tuple[str, str], ...] = ()
+        self._append_tokens_to_blocks(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status > SequenceStatus.SWAPPED
+
+    def append_token_id(self, token_id: int) -> None:
+        self._append_tokens_to_blocks((token_id,))
+
+    def fork(self, seq_id: int, index: int) -> "Sequence":
+        """Returns a sequence with the same tokens and the same computed length, unknown to the worker."""
+        child = Sequence(seq_id, self.request_id, index, (), self.block_size)
+        child.token_ids = list(self.token_ids)
+        child.num_prompt_tokens = self.num_prompt_tokens
+        child.logical_token_blocks = list(self.logical_token_blocks)  # full blocks never change: share them
+        if child.logical_token_blocks:
+            child.logical_token_blocks[-1] = list(child.logical_token_blocks[-1])
+        child.status = self.status
+        child.cache_keys = self.cache_keys
+        child.num_computed_tokens = self.num_computed_tokens
+        return child
+
+    def _append_tokens_to_blocks(self, token_ids: Iterable[int]) -> None:
+        blocks = self.logical_token_blocks
+        for token_id in token_ids:
+            if not blocks or len(blocks[-1]) == self.block_size:
+                blocks.append([])
+            blocks[-1].append(token_id)
+            self.token_ids.append(token_id)
+
+
+class SequenceGroup:
+    """One request and its sequences.
+
+    Attributes:
+      seqs: By index. Only sequence 0 until the prompt is complete, then all n.
+      first_scheduled_time_s: When its first token was scheduled, or None.
+      num_cached_tokens: Prompt tokens that the prefix cache held when the request was first scheduled.
+      num_prompt_logprobs: Prompt positions, counted from position 1, whose logprobs have been handed out.
+    """
+
+    __slots__ = (
+        "request",
+        "seqs",
+        "eos_token_ids",
+        "stop_token_ids",
+        "first_scheduled_time_s",
+        "num_cached_tokens",
+        "num_prompt_logprobs",
+    )
+
+    def __init__(self, request: EngineCoreRequest, first: Sequence) -> None:
+        params = request.sampling_params
+        self.request = request
+        self.seqs = [first]
+        self.eos_token_ids = frozenset(() if params.ignore_eos else request.eos_token_ids)
+        self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.first_scheduled_time_s: float | None = None
+        self.num_cached_tokens = 0
+        self.num_prompt_logprobs = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def is_forked(self) -> bool:
+        return len(self.seqs) == self.request.sampling_params.n
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.unfinished_seqs()
+
+    @property
+    def has_due_prompt_logprobs(self) -> bool:
+        """Whether prompt positions remain to be scored. That needs them computed, not found in the cache."""
+        if self.request.sampling_params.prompt_logprobs is None:
+            return False
+        return self.num_prompt_logprobs < len(self.request.prompt_token_ids) - 1
+
+    def seqs_with(self, status: SequenceStatus) -> list[Sequence]:
+        return [seq for seq in self.seqs if seq.status is status]
+
+    def unfinished_seqs(self) -> list[Sequence]:
+        return [seq for seq in self.seqs if seq.status <= SequenceStatus.SWAPPED]
+
+    def get_max_num_running_seqs(self) -> int:
+        """Returns how many sequences may run at once: n until the prompt is forked, then those that live."""
+        return len(self.unfinished_seqs()) if self.is_forked else self.request.sampling_params.n

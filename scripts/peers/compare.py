@@ -1,0 +1,117 @@
+"""Runs jaxllm and vLLM in turn on the same prompts and prints their decode speeds side by side.
+
+Both get token ids, generate greedily past end-of-sequence without making text, warm up first, keep 1 GiB of
+KV cache and use every core; of the timed runs in a process the fastest counts. Progress goes to stderr.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from export_hf import export_hf
+
+ROOT = Path(__file__).parents[2]
+PEER = ROOT / ".peers" / "vllm"
+PROMPTS = ROOT / "tests" / "golden" / "smollm2-135m-instruct-q4_1.json"
+MAX_MODEL_LEN = 1024
+KV_CACHE_MEMORY_BYTES = 1 << 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/compare_peers", description=__doc__)
+    parser.add_argument("--model", default="smollm2", help="as jaxllm's --model (default: smollm2)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 32, 64], metavar="N")
+    parser.add_argument("--output-len", type=int, default=128, metavar="TOKENS")
+    parser.add_argument("--repeats", type=int, default=2, metavar="N", help="timed runs in each process")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    args = parser.parse_args()
+
+    export_hf(args.model, PEER / "models" / Path(args.model).stem)
+    cases = json.loads(PROMPTS.read_text(encoding="utf-8"))["cases"]
+    prompts = [case["prompt_token_ids"] for case in cases]
+    rows = []
+    for concurrency in args.concurrency:
+        batch = [prompts[idx % len(prompts)] for idx in range(concurrency)]
+        with tempfile.TemporaryDirectory() as folder:
+            ours = measure_jaxllm(args, batch, Path(folder))
+            peer = measure_vllm(args, batch, Path(folder))
+        rows.append({"concurrency": concurrency, "jaxllm": ours, "vllm": peer, "ratio": ours / peer})
+        progress(f"{concurrency} sequences: jaxllm {ours:.1f}, vllm {peer:.1f} output tokens/s")
+    sys.stdout.write((json.dumps(rows) if args.json else table(rows)) + "\n")
+
+
+def measure_jaxllm(args: argparse.Namespace, prompts: list[list[int]], folder: Path) -> float:
+    """Returns output tokens a second."""
+    progress(f"jaxllm, {len(prompts)} sequences")
+    prompts_file = folder / "prompts.jsonl"
+    prompts_file.write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
+    flags = {
+        "--model": args.model,
+        "--prompts-file": prompts_file,
+        "--output-len": args.output_len,
+        "--repeats": args.repeats,
+        "--max-num-seqs": len(prompts),
+        "--max-model-len": MAX_MODEL_LEN,
+        "--kv-cache-memory": KV_CACHE_MEMORY_BYTES,
+    }
+    command = [sys.executable, "-m", "jaxllm.bench", "throughput", "--json", "--disable-detokenize"]
+    command += [str(word) for flag in flags.items() for word in flag]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return float(json.loads(done.stdout)["output_tokens_per_second"])
+
+
+def measure_vllm(args: argparse.Namespace, prompts: list[list[int]], folder: Path) -> float:
+    """Returns output tokens a second. The peer's own log is shown only if it fails."""
+    progress(f"vllm, {len(prompts)} sequences")
+    job = {
+        "model": str(PEER / "models" / Path(args.model).stem),
+        "prompts": prompts,
+        "output_len": args.output_len,
+        "repeats": args.repeats,
+        "max_num_seqs": len(prompts),
+        "max_model_len": MAX_MODEL_LEN,
+        "kv_cache_memory_bytes": KV_CACHE_MEMORY_BYTES,
+    }
+    job_file, result_file = folder / "job.json", folder / "result.json"
+    job_file.write_text(json.dumps(job), encoding="utf-8")
+    command = [
+        PEER / "env" / "bin" / "python",
+        Path(__file__).with_name("vllm_throughput.py"),
+        job_file,
+        result_file,
+    ]
+    environment = {
+        **os.environ,
+        # By itself it leaves one core to its scheduler, which would halve a machine of two.
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "VLLM_CACHE_ROOT": str(PEER / "cache"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if not result_file.exists():
+        sys.exit(f"{done.stdout}\nvllm failed, exit code {done.returncode}")
+    return float(json.loads(result_file.read_text(encoding="utf-8"))["output_tokens_per_second"])
+
+
+def table(rows: list[dict[str, float]]) -> str:
+    lines = ["| sequences | jaxllm, output tok/s | vLLM, output tok/s | ratio |", "|---:|---:|---:|---:|"]
+    for row in rows:
+        lines.append(
+            f"| {row['concurrency']} | {row['jaxllm']:.0f} | {row['vllm']:.0f} | {row['ratio']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def progress(line: str) -> None:
+    sys.stderr.write(f"compare_peers: {line}\n")
+
+
+if __name__ == "__main__":
+    main()

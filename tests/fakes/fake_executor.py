@@ -1,0 +1,199 @@
+"""FakeExecutor: an executor whose model is a function, and which checks every step that it is given.
+
+It keeps the rows of a worker and a block array. In place of keys and values it writes, for each token, a hash
+of that token and of all before it: what a block holds thus tells exactly which prefix it was computed for.
+Wrong sharing, a stale cached block, a missing or late copy, a lost diff: each makes a step fail with an
+AssertionError.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from jaxllm.executor.executor import Executor
+from jaxllm.messages import (
+    KVCacheInfo,
+    ModelRunnerOutput,
+    NewSequence,
+    SampledToken,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+from jaxllm.sampling_params import SamplingParams
+
+_GARBAGE = -1
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    token_ids: list[int]
+    num_prompt_tokens: int
+    block_ids: list[int]
+    num_computed_tokens: int
+    seed: int
+    sampling_params: SamplingParams
+    prefix_hashes: list[int]  # one a token
+
+
+class FakeExecutor(Executor):
+    """Runs steps on a simulated block array.
+
+    Args:
+      next_token: Token ids so far -> next token.
+      draw: The same with the draw's seed as second argument; overrides next_token.
+      num_blocks, block_size, max_num_seqs, max_num_batched_tokens: What initialize() reports.
+
+    Attributes:
+      steps: Every SchedulerOutput so far.
+    """
+
+    def __init__(
+        self,
+        next_token: Callable[[Sequence[int]], int] = lambda token_ids: token_ids[-1] + 1,
+        *,
+        draw: Callable[[Sequence[int], int], int] | None = None,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+    ) -> None:
+        self._draw = draw or (lambda token_ids, seed: next_token(token_ids))
+        self._info = KVCacheInfo(num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
+        self._cache = np.full((num_blocks, block_size), _GARBAGE, np.int64)
+        self._rows: dict[int, _Row] = {}
+        self.steps: list[SchedulerOutput] = []
+        self.is_shut_down = False
+
+    def initialize(self) -> KVCacheInfo:
+        return self._info
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        # Through bytes, as between processes: what the scheduler changes later must not show here.
+        step = msgspec.msgpack.decode(msgspec.msgpack.encode(scheduler_output), type=SchedulerOutput)
+        assert not self.is_shut_down
+        assert step.step_id == len(self.steps), "a gap in step_id"
+        self.steps.append(step)
+        self._update_rows(step)
+        self._check_limits(step)
+        self._copy_blocks(step.blocks_to_copy)
+        for seq_id in step.num_scheduled_tokens:
+            self._check_content(seq_id, self._rows[seq_id].num_computed_tokens, "before the step's writes")
+        self._write(step)
+        for seq_id, num_tokens in step.num_scheduled_tokens.items():
+            self._check_content(seq_id, self._rows[seq_id].num_computed_tokens + num_tokens, "in attention")
+        return self._sample(step)
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def _update_rows(self, step: SchedulerOutput) -> None:
+        for seq_id in step.dropped_seq_ids:
+            del self._rows[seq_id]
+        for new in step.new_seqs:
+            assert new.seq_id not in self._rows, "a known sequence came as new"
+            self._rows[new.seq_id] = _new_row(new)
+        cached = step.cached_seqs
+        for seq_id, token_ids, block_ids in zip(
+            cached.seq_ids, cached.new_token_ids, cached.new_block_ids, strict=True
+        ):
+            row = self._rows[seq_id]
+            row.token_ids += token_ids
+            row.block_ids += block_ids
+        for seq_id, block_idx, block_id in cached.replaced_blocks:
+            row = self._rows[seq_id]
+            assert (row.block_ids[block_idx], block_id) in step.blocks_to_copy, (
+                "a block replaced without a copy"
+            )
+            row.block_ids[block_idx] = block_id
+        touched = [new.seq_id for new in step.new_seqs] + cached.seq_ids
+        assert sorted(touched) == sorted(step.num_scheduled_tokens), "rows touched aren't the rows scheduled"
+        for seq_id in touched:
+            _extend_hashes(self._rows[seq_id])
+
+    def _check_limits(self, step: SchedulerOutput) -> None:
+        assert 0 < step.num_tokens <= self._info.max_num_batched_tokens
+        assert len(step.num_scheduled_tokens) <= self._info.max_num_seqs
+        assert len(self._rows) <= self._info.max_num_seqs
+        num_draws = 0
+        for seq_id, num_tokens in step.num_scheduled_tokens.items():
+            row = self._rows[seq_id]
+            end = row.num_computed_tokens + num_tokens
+            assert (
+                0 < num_tokens
+                and end <= len(row.token_ids)
+                and end <= len(row.block_ids) * self._info.block_size
+            )
+            assert 0 not in row.block_ids, "a sequence owns the null block"
+            is_last = end == len(row.token_ids)
+            assert is_last or seq_id not in step.num_samples, "draws from a half computed prompt"
+            num_draws += step.num_samples.get(seq_id, 1) if is_last else 0
+        assert num_draws <= self._info.max_num_seqs
+
+    def _copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        destinations = [destination for _, destination in pairs]
+        assert len(set(destinations)) == len(destinations), "two copies into one block"
+        self._cache[destinations] = self._cache[[source for source, _ in pairs]]
+
+    def _check_content(self, seq_id: int, num_tokens: int, when: str) -> None:
+        row = self._rows[seq_id]
+        held = self._cache[row.block_ids].reshape(-1)[:num_tokens]
+        assert held.tolist() == row.prefix_hashes[:num_tokens], (
+            f"sequence {seq_id} reads foreign content {when}"
+        )
+
+    def _write(self, step: SchedulerOutput) -> None:
+        written: set[tuple[int, int]] = set()
+        for seq_id, num_tokens in step.num_scheduled_tokens.items():
+            row = self._rows[seq_id]
+            for position in range(row.num_computed_tokens, row.num_computed_tokens + num_tokens):
+                place = (row.block_ids[position // self._info.block_size], position % self._info.block_size)
+                assert place not in written, "two sequences write one place"
+                written.add(place)
+                self._cache[place] = row.prefix_hashes[position]
+
+    def _sample(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        sampled: dict[int, list[SampledToken]] = {}
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        for seq_id, num_tokens in step.num_scheduled_tokens.items():
+            row = self._rows[seq_id]
+            start, row.num_computed_tokens = row.num_computed_tokens, row.num_computed_tokens + num_tokens
+            if row.num_computed_tokens == len(row.token_ids):
+                num_draws = step.num_samples.get(seq_id, 1)
+                sampled[seq_id] = [self._draw_token(row, row.seed + index) for index in range(num_draws)]
+            if row.sampling_params.prompt_logprobs is not None:
+                end = min(row.num_computed_tokens + 1, row.num_prompt_tokens)
+                prompt_logprobs[seq_id] = [
+                    _position_logprobs(row, position) for position in range(start + 1, end)
+                ]
+        return ModelRunnerOutput(sampled, prompt_logprobs)
+
+    def _draw_token(self, row: _Row, seed: int) -> SampledToken:
+        token_id = self._draw(tuple(row.token_ids), seed)
+        if row.sampling_params.logprobs is None:
+            return SampledToken(token_id)
+        return SampledToken(token_id, TokenLogprobs(-1.0, 1, [token_id], [-1.0]))
+
+
+def _new_row(new: NewSequence) -> _Row:
+    return _Row(
+        token_ids=list(new.token_ids),  # self.steps keeps what was sent
+        num_prompt_tokens=new.num_prompt_tokens,
+        block_ids=list(new.block_ids),
+        num_computed_tokens=new.num_computed_tokens,
+        seed=new.seed,
+        sampling_params=new.sampling_params,
+        prefix_hashes=[],
+    )
+
+
+def _extend_hashes(row: _Row) -> None:
+    for token_id in row.token_ids[len(row.prefix_hashes) :]:
+        before = row.prefix_hashes[-1] if row.prefix_hashes else 17
+        row.prefix_hashes.append(hash((before, token_id)) & 0x7FFFFFFFFFFFFFFF)
+
+
+def _position_logprobs(row: _Row, position: int) -> TokenLogprobs:
+    """Logprobs that tell their position: its negative."""
+    return TokenLogprobs(-float(position), 1, [row.token_ids[position]], [-float(position)])

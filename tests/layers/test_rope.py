@@ -1,0 +1,45 @@
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.exceptions import UnsupportedModelError
+from jaxllm.layers.rope import rope_frequencies, rotate
+
+
+def test_rotation_by_hand():
+    """A quarter turn a position: (1, 0) -> (0, 1) -> (-1, 0), first half against second half of the head."""
+    frequencies = jnp.array([math.pi / 2, 0.0])
+    x = jnp.broadcast_to(jnp.array([1.0, 5.0, 0.0, 6.0]), (3, 1, 4))
+    out = np.asarray(rotate(x, jnp.arange(3), frequencies))[:, 0]
+    np.testing.assert_allclose(out, [[1, 5, 0, 6], [0, 5, 1, 6], [-1, 5, 0, 6]], atol=1e-6)
+
+
+def test_frequencies_by_hand():
+    np.testing.assert_allclose(rope_frequencies(4, 10000.0, None), [1.0, 0.01], rtol=1e-6)
+    linear = {"rope_type": "linear", "factor": 4.0}
+    np.testing.assert_allclose(rope_frequencies(4, 10000.0, linear), [0.25, 0.0025], rtol=1e-6)
+
+
+def test_llama3_keeps_short_waves_stretches_long_ones_and_blends_between():
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    plain = rope_frequencies(128, 500000.0, None)
+    scaled = rope_frequencies(128, 500000.0, scaling)
+    turns = 8192 * plain / (2 * math.pi)
+    np.testing.assert_allclose(scaled[turns > 4], plain[turns > 4])
+    np.testing.assert_allclose(scaled[turns < 1], plain[turns < 1] / 8, rtol=1e-6)
+    middle = int(np.flatnonzero((turns > 1) & (turns < 4))[0])
+    share = (turns[middle] - 1) / 3  # transformers: (1 - share) * f / factor + share * f
+    assert scaled[middle] == pytest.approx((1 - share) * plain[middle] / 8 + share * plain[middle], rel=1e-6)
+
+
+def test_unknown_scaling_is_named():
+    with pytest.raises(UnsupportedModelError, match="rope scaling 'yarn' is not supported; supported: default, linear"):
+        rope_frequencies(4, 10000.0, {"type": "yarn"})

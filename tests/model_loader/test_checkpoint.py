@@ -1,0 +1,146 @@
+"""From the user's word to an opened checkpoint."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from jaxllm.exceptions import ModelLoadError, ModelNotFoundError
+from jaxllm.model_loader import demo_models
+from jaxllm.model_loader.checkpoint import locate, open_checkpoint
+from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.model_loader.hub import parse_hub_id
+from jaxllm.model_loader.model_files import PICKLE_SUFFIXES
+from jaxllm.model_loader.safetensors_reader import HuggingFaceCheckpoint
+from tests.fakes.tiny_models import micro_llama, write_tiny_folder, write_tiny_gguf
+
+
+def test_files_and_folders(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "micro.gguf", micro_llama())
+    folder = write_tiny_folder(tmp_path / "micro", micro_llama())
+    assert isinstance(open_checkpoint(str(path)), GGUFCheckpoint)
+    assert isinstance(open_checkpoint(str(folder)), HuggingFaceCheckpoint)
+    assert open_checkpoint(str(folder)).path == folder
+
+
+def test_an_existing_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tiny_folder(tmp_path / "smollm2", micro_llama())
+    write_tiny_folder(tmp_path / "org" / "name", micro_llama())
+    assert locate("smollm2") == Path("smollm2")
+    assert locate("org/name") == Path("org/name")
+
+
+def test_aliases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_models, "fetch", lambda alias: Path(f"fetched-{alias}"))
+    assert locate("smollm2") == Path("fetched-smollm2")
+
+
+def test_a_reserved_alias() -> None:
+    with pytest.raises(ModelNotFoundError, match="'gemma3-270m' is not available yet; available: smollm2"):
+        open_checkpoint("gemma3-270m")
+
+
+@pytest.mark.parametrize("suffix", PICKLE_SUFFIXES)
+def test_pickles_are_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"model{suffix}"
+    for _ in range(2):  # missing, then present
+        with pytest.raises(ModelLoadError, match="are pickles, which can run code, and are never read"):
+            open_checkpoint(str(path))
+        path.write_bytes(b"cos\nsystem\n")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "",
+        "nothing",
+        "no/such/model.gguf",
+        "a.gguf",
+        "org/name.gguf",
+        "./x/y",
+        "/nowhere",
+        "../x",
+        "a/b/c",
+        "x\0y",
+        "~nobody-here/x",
+        "x" * 5000,
+        "org/na me",
+        "http://x/y",
+    ],
+)
+def test_what_is_nowhere(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *args, **kwargs: pytest.fail("asked the hub")
+    )
+    with pytest.raises(ModelNotFoundError) as caught:
+        open_checkpoint(model)
+    message = str(caught.value)
+    assert "\n" not in message and "smollm2" in message and "give a .gguf file" in message
+
+
+def test_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
+    for name, hint in (("w.pt", "w.pt is a pickle"), ("m.gguf", "it holds m.gguf: give that file")):
+        (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(ModelLoadError, match=f"it has no config.json; {hint}"):
+            open_checkpoint(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(ModelLoadError, match="is one file of a model; give the folder"):
+        open_checkpoint(str(tmp_path / "model.safetensors"))
+
+
+def test_hub_ids() -> None:
+    assert parse_hub_id("org/name") == ("org/name", None)
+    assert parse_hub_id("org/name@refs/pr/1") == ("org/name", "refs/pr/1")
+    for other in ("name", "org/", "/name", "a/b/c", "org/name@", "../name", "org/name@a b", "org/naïve"):
+        assert parse_hub_id(other) is None
+
+
+def test_the_hub_is_asked_for_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    folder = write_tiny_folder(tmp_path / "snapshot", micro_llama())
+
+    def download(repo_id: str, **kwargs: Any) -> str:
+        asked.update(kwargs, repo_id=repo_id)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert open_checkpoint("org/name@main").path == folder
+    assert (asked["repo_id"], asked["revision"], asked["ignore_patterns"]) == ("org/name", "main", ["*/*"])
+    assert asked["allow_patterns"] == ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+
+
+def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(repo_id: str, **kwargs: Any) -> str:
+        raise LocalEntryNotFoundError("no network\nand a long explanation")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelNotFoundError) as caught:
+        open_checkpoint("org/name")
+    message = str(caught.value)
+    assert "hub model 'org/name' could not be fetched" in message and "no network" in message
+    assert "\n" not in message and "--model" in message
+
+
+def test_offline_asks_nobody(tmp_path: Path) -> None:
+    script = (
+        "import socket, sys\n"
+        "def refuse(*args, **kwargs): sys.exit('used a socket')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "from jaxllm.model_loader.checkpoint import open_checkpoint\n"
+        "from jaxllm.exceptions import ModelNotFoundError\n"
+        "try:\n    open_checkpoint('org/name')\n"
+        "except ModelNotFoundError as error:\n    print(error)\n"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert (
+        done.stdout.startswith("hub model 'org/name' could not be fetched") and done.stdout.count("\n") == 1
+    )

@@ -1,0 +1,152 @@
+"""Chat templates: what Hugging Face's offer, and what hostile ones try."""
+
+import time
+from typing import Any
+
+import pytest
+
+from jaxllm.exceptions import InvalidRequestError
+from jaxllm.tokenizer.chat_template import render_chat
+from tests.fakes.byte_tokenizer import ByteTokenizer
+
+MESSAGES = [{"role": "user", "content": "Hi <b>ü</b>"}]
+
+
+def _render(template: str | None, messages: Any = MESSAGES, **kwargs: Any) -> str:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = template
+    return render_chat(tokenizer, messages, **kwargs)
+
+
+def _error(template: str, messages: Any = MESSAGES) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        _render(template, messages)
+    assert "\n" not in str(caught.value) and caught.value.param == "messages"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "template, expected",
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m['content'] }}{% endfor %}", "user: Hi <b>ü</b>"),
+        ("{% if add_generation_prompt %}\n    go\n{% endif %}\n!", "    go\n!"),  # trim_blocks
+        ("  {% if true %}\n  a\n  {% endif %}", "  a\n"),  # lstrip_blocks
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "Hi <b>ü</b>"}]'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+        ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
+        ("{% for i in [1, 2] %}{{ loop.index0 }}{{ loop.length }}{{ loop.last }} {% endfor %}",
+         "02False 12True "),
+        ("{% generation %}kept{% endgeneration %}", "kept"),
+        ("{% set s = namespace(n=0) %}{% for i in [1, 2] %}{% set s.n = s.n + i %}{% endfor %}{{ s.n }}",
+         "3"),
+        ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') ~ m(1) ~ '!' }}", "<a><1>!"),
+        ("{{ messages[0].content.split(' ')[0].strip().replace('H', 'h') + '%s' % 'x' }}", "hix"),
+        ("{{ strftime_now('%Y') | length }}{{ tools is none }}{{ tools is defined }}", "4FalseFalse"),
+        ("{{ ['a', 'b'] | map('upper') | join(', ') }}", "A, B"),
+        ("{{ messages | selectattr('role', 'eq', 'user') | list | length }}", "1"),
+    ],
+)  # fmt: skip
+def test_what_templates_use(template: str, expected: str) -> None:
+    assert _render(template) == expected
+
+
+def test_the_generation_prompt_is_optional() -> None:
+    template = "x{% if add_generation_prompt %}y{% endif %}"
+    assert (_render(template), _render(template, add_generation_prompt=False)) == ("xy", "x")
+
+
+def test_the_templates_own_message() -> None:
+    message = _error("{{ raise_exception('roles must\\nalternate') }}")
+    assert message == "the model's chat template failed: roles must"
+
+
+def test_no_template() -> None:
+    with pytest.raises(
+        InvalidRequestError, match="this model has no chat template; give plain prompts instead"
+    ):
+        _render(None)
+
+
+@pytest.mark.parametrize(
+    "messages", [[], None, "hi", [{}], ["hi"], [{"role": "user"}], [{"role": "user", "content": 7}], [None]]
+)
+def test_malformed_messages(messages: Any) -> None:
+    assert "message" in _error("x", messages)
+
+
+def test_messages_stay_as_they_are() -> None:
+    messages = [{"role": "user", "content": "a"}]
+    _error("{% set _ = messages[0].update({'content': 'b'}) %}", messages)
+    assert messages == [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ lipsum.__globals__ }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ ''|attr('__class__') }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ render_chat }}{{ _budget }}",
+    ],
+)
+def test_nothing_private_is_reached(template: str) -> None:
+    try:
+        assert _render(template) == ""
+    except InvalidRequestError as error:
+        assert "\n" not in str(error)
+
+
+GROW = "{% set ns = namespace(x='aaaaaaaa', y=[1]) %}{% for i in range(60) %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(9999) %}{% for j in range(9999) %}xxxxxxxxx{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% for i in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
+        GROW + "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        GROW + "{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        GROW + "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+        GROW + "{% set ns.y = ns.y + ns.y %}{% endfor %}",
+        GROW + "{% set ns.y = ns.y * 1000 %}{% endfor %}",
+        "{{ 'a' * 10**9 }}",
+        "{{ 'a' | center(10000000000) }}",
+        "{{ 'a'.ljust(10000000000) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ messages | tojson(indent=1000000000) }}",
+        "{{ 9**9**9 }}",
+        "{{ range(99999) | list | join('a' * 90000) }}",
+        "{{ ('a' * 90000).replace('', 'a' * 90000) }}",
+        "{% if true %}" * 50_000 + "{% endif %}" * 50_000,
+        "{% if true %}" * 5_000 + "{% endif %}" * 5_000,
+        "{{ " + "(" * 6_000 + "1" + ")" * 6_000 + " }}",
+        "{{ 1" + "+1" * 20_000 + " }}",
+        "{{ " + "[" * 3_000 + "]" * 3_000 + " }}",
+    ],
+)
+def test_endless_and_growing_templates(template: str) -> None:
+    start = time.monotonic()
+    assert _error(template).startswith("the model's chat template failed: ")
+    assert time.monotonic() - start < 6
+
+
+@pytest.mark.parametrize(
+    "template", ["{% if %}", "{{ x.y.z }}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}", "{% for %}", "{{"]
+)
+def test_broken_templates(template: str) -> None:
+    assert _error(template).startswith("the model's chat template failed: ")
+
+
+def test_long_chats_are_within_the_limits() -> None:
+    messages = [{"role": "user", "content": "word " * 1000}] * 2000
+    template = "{% for m in messages %}{{ '<' + m.role + '>' ~ m.content | trim ~ '\\n' }}{% endfor %}"
+    assert len(_render(template, messages)) == 2000 * (6 + 4999 + 1)

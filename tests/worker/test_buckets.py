@@ -1,0 +1,21 @@
+import pytest
+
+from jaxllm.worker.buckets import num_seqs_at, pick_bucket, token_ladder
+
+
+def test_ladders():
+    assert token_ladder(2048, "cpu") == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+    assert token_ladder(33, "cpu") == (1, 2, 4, 8, 16, 32, 64)
+    assert token_ladder(1, "cpu") == (1,)
+    assert token_ladder(100, "tpu") == (16, 32, 64, 128)
+    assert token_ladder(4, "gpu") == (16,)
+
+
+def test_every_sequence_needs_a_token():
+    assert [num_seqs_at(size, 32) for size in (1, 16, 32, 64, 2048)] == [1, 16, 32, 32, 32]
+
+
+def test_pick_bucket():
+    assert [pick_bucket((1, 8, 64), size) for size in (1, 2, 8, 9, 64)] == [1, 8, 8, 64, 64]
+    with pytest.raises(ValueError, match="65 is past the last bucket 64"):
+        pick_bucket((1, 8, 64), 65)

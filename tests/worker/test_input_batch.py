@@ -1,0 +1,120 @@
+"""InputBatch: every padded array of small steps, written out."""
+
+import pytest
+
+from jaxllm.messages import CachedSequences, NewSequence, SchedulerOutput
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.worker.input_batch import InputBatch, PromptPosition
+
+
+def _step(step_id, scheduled, new=(), cached=((), (), (), ()), num_samples=None, dropped=()):
+    return SchedulerOutput(
+        step_id, scheduled, list(new), CachedSequences(*map(list, cached)), num_samples or {}, [], list(dropped)
+    )
+
+
+def _new(seq_id, token_ids, block_ids, num_computed=0, seed=0, num_prompt=None, **params):
+    return NewSequence(
+        seq_id, token_ids, num_prompt or len(token_ids), block_ids, num_computed, seed, SamplingParams(**params)
+    )
+
+
+def _batch(max_num_seqs=4):
+    return InputBatch(max_num_seqs=max_num_seqs, max_model_len=12, block_size=4, ladder=(1, 2, 4, 8))
+
+
+def _run(batch, step):
+    batch.apply(step)
+    return batch.to_forward_batch(step)
+
+
+def test_prefill_and_decode_together():
+    batch = _batch()
+    _run(batch, _step(0, {7: 5}, [_new(7, [10, 11, 12, 13, 14], [3, 1])]))
+    inputs = _run(
+        batch,
+        _step(
+            1,
+            {7: 1, 8: 2},
+            [_new(8, [20, 21, 22], [2], temperature=0.5, top_k=9, top_p=0.8, min_p=0.1, seed=5)],
+            ([7], [[15]], [[]], []),
+        ),
+    )
+    assert inputs.size == 4
+    forward = inputs.batch
+    assert forward.token_ids.tolist() == [15, 20, 21, 0]
+    assert forward.positions.tolist() == [5, 0, 1, 0]
+    assert forward.slots.tolist() == [1 * 4 + 1, 8, 9, 0]
+    assert forward.block_tables.tolist() == [[3, 1, 0], [2, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert forward.seq_lens.tolist() == [6, 2, 0, 0]
+    assert forward.query_start_loc.tolist() == [0, 1, 3, 3, 3]
+    assert inputs.draws == [7], "sequence 8 has a token left to compute"
+    assert inputs.sampling.logits_indices.tolist() == [0, 0, 0, 0]
+    assert inputs.sampling.positions.tolist() == [6, 0, 0, 0]
+
+
+def test_draw_parameters_and_seeds_of_several_draws():
+    batch = _batch()
+    seed = (1 << 32) + 0xFFFFFFFF
+    inputs = _run(
+        batch,
+        _step(
+            0,
+            {1: 2, 2: 1},
+            [
+                _new(1, [5, 6], [1], temperature=0.5, top_k=9, top_p=0.75, min_p=0.25, seed=seed),
+                _new(2, [7], [2], temperature=0.0, seed=3),
+            ],
+            num_samples={1: 3},
+        ),
+    )
+    sampling = inputs.sampling
+    assert inputs.draws == [1, 1, 1, 2]
+    assert sampling.logits_indices.tolist() == [1, 1, 1, 2]
+    assert sampling.temperature.tolist() == [0.5, 0.5, 0.5, 0.0]
+    assert sampling.top_k.tolist() == [9, 9, 9, 0]
+    assert sampling.top_p.tolist() == [0.75, 0.75, 0.75, 1.0]
+    assert sampling.min_p.tolist() == [0.25, 0.25, 0.25, 0.0]
+    assert sampling.seeds.tolist() == [[1, 0xFFFFFFFF], [2, 0], [2, 1], [0, 3]]
+    assert sampling.positions.tolist() == [2, 2, 2, 1]
+
+
+def test_more_draws_than_tokens_take_a_larger_rung():
+    inputs = _run(_batch(), _step(0, {1: 1}, [_new(1, [5], [1])], num_samples={1: 3}))
+    assert inputs.size == 4
+    assert inputs.draws == [1, 1, 1]
+
+
+def test_a_row_is_written_whole_when_another_sequence_takes_it():
+    batch = _batch(max_num_seqs=1)
+    _run(batch, _step(0, {1: 5}, [_new(1, [1, 2, 3, 4, 5], [3, 2], temperature=0.7, top_k=3, seed=9)]))
+    inputs = _run(batch, _step(1, {2: 1}, [_new(2, [8], [1], temperature=0.0)], dropped=[1]))
+    assert inputs.batch.block_tables.tolist() == [[1, 0, 0]]
+    assert inputs.batch.token_ids.tolist() == [8]
+    assert inputs.sampling.temperature.tolist() == [0.0]
+    assert inputs.sampling.top_k.tolist() == [0]
+    assert inputs.sampling.seeds.tolist() == [[0, 0]]
+
+
+def test_copy_on_write_replaces_a_block_in_the_table():
+    batch = _batch()
+    _run(batch, _step(0, {1: 2}, [_new(1, [5, 6], [3])]))
+    inputs = _run(batch, _step(1, {1: 1}, cached=([1], [[7]], [[]], [(1, 0, 2)])))
+    assert inputs.batch.block_tables[0].tolist() == [2, 0, 0]
+    assert inputs.batch.slots.tolist() == [10]
+
+
+def test_prompt_positions_stop_before_the_first_output():
+    batch = _batch()
+    inputs = _run(batch, _step(0, {1: 2}, [_new(1, [5, 6, 7, 8], [3], num_prompt=3, prompt_logprobs=1)]))
+    assert inputs.prompt_positions == [PromptPosition(1, 0, 6), PromptPosition(1, 1, 7)]
+    inputs = _run(batch, _step(1, {1: 2}, cached=([1], [[]], [[]], [])))
+    assert inputs.prompt_positions == []
+    assert batch.num_prompt_logprobs(1) == 1
+
+
+def test_a_missing_step_is_an_error():
+    batch = _batch()
+    batch.apply(_step(0, {}))
+    with pytest.raises(RuntimeError, match="step 2 came after step 0"):
+        batch.apply(_step(2, {}))

@@ -1,0 +1,119 @@
+"""The whole device side on a tiny model, against the dense reference: chunks, decode, mixtures, copies."""
+
+import numpy as np
+import pytest
+
+from jaxllm.config import CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.messages import CachedSequences, NewSequence, SchedulerOutput
+from jaxllm.model_loader.hf_config import model_config_from_hf
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.worker.worker import Worker
+from tests.fakes.dense_llama import dense_logits
+from tests.fakes.tiny_models import tiny_llama, write_tiny_folder
+
+_BLOCK_SIZE = 4
+_NOTHING_CACHED = CachedSequences([], [], [], [])
+
+
+@pytest.fixture(scope="module", params=["tied", "untied"])
+def model(request):
+    return tiny_llama(tie_word_embeddings=request.param == "tied", num_attention_heads=6, num_key_value_heads=2)
+
+
+@pytest.fixture(scope="module")
+def worker(model, tmp_path_factory):
+    path = write_tiny_folder(tmp_path_factory.mktemp("model"), model)
+    config = EngineConfig(
+        model=model_config_from_hf(model.config),
+        model_path=path,
+        dtype="float32",
+        cache=CacheConfig(block_size=_BLOCK_SIZE, num_gpu_blocks_override=32),
+        scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64),
+    )
+    worker = Worker(config)
+    info = worker.initialize()
+    assert (info.num_device_blocks, info.block_size) == (32, _BLOCK_SIZE)
+    worker.next_step_id = 0
+    worker.live = []
+    return worker
+
+
+def _run(worker, scheduled, new=(), cached=_NOTHING_CACHED, copies=(), forget=False):
+    """Runs one step. `forget` drops every sequence of the steps before."""
+    dropped, worker.live = (worker.live, []) if forget else ([], worker.live)
+    worker.live = worker.live + [sequence.seq_id for sequence in new]
+    step = SchedulerOutput(worker.next_step_id, scheduled, list(new), cached, {}, list(copies), dropped)
+    worker.next_step_id += 1
+    return worker.execute_model(step)
+
+
+def _new(seq_id, token_ids, blocks, **params):
+    params = {"temperature": 0.0, "logprobs": 5, "prompt_logprobs": 2, **params}
+    return NewSequence(seq_id, token_ids, len(token_ids), blocks, 0, 0, SamplingParams(**params))
+
+
+def _log_softmax(logits):
+    return logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) - logits.max(
+        -1, keepdims=True
+    )
+
+
+def _assert_sampled(model, output, seq_id, token_ids):
+    """The draw after token_ids is the dense model's, with its log probabilities."""
+    expected = _log_softmax(dense_logits(model, token_ids))[-1]
+    (token,) = output.sampled[seq_id]
+    order = np.argsort(-expected)[:5]
+    assert token.token_id == order[0]
+    assert token.logprobs.rank == 1
+    assert token.logprobs.top_token_ids == order.tolist()
+    np.testing.assert_allclose(token.logprobs.top_logprobs, expected[order], atol=1e-5)
+    assert token.logprobs.logprob == pytest.approx(expected[order[0]], abs=1e-5)
+
+
+def _assert_prompt_scores(model, scores, token_ids):
+    expected = _log_softmax(dense_logits(model, token_ids))[np.arange(len(token_ids) - 1), token_ids[1:]]
+    np.testing.assert_allclose([score.logprob for score in scores], expected, atol=1e-5)
+    assert all(len(score.top_token_ids) == 2 for score in scores)
+
+
+def test_prompt_in_scattered_blocks_then_decode(worker, model):
+    token_ids = [int(t) for t in np.random.default_rng(1).integers(3, 300, 13)]
+    output = _run(worker, {1: 13}, [_new(1, token_ids, [9, 2, 30, 5])], forget=True)
+    _assert_prompt_scores(model, output.prompt_logprobs[1], token_ids)
+    for _ in range(3):
+        _assert_sampled(model, output, 1, token_ids)
+        token_ids = [*token_ids, output.sampled[1][0].token_id]
+        output = _run(worker, {1: 1}, cached=CachedSequences([1], [token_ids[-1:]], [[]], []))
+        assert 1 not in output.prompt_logprobs
+
+
+def test_chunked_prompt_beside_a_decoding_sequence(worker, model):
+    rng = np.random.default_rng(2)
+    first, second = ([int(t) for t in rng.integers(3, 300, n)] for n in (6, 21))
+    output = _run(worker, {1: 6}, [_new(1, first, [3, 4, 7])], forget=True)
+    scores = []
+    for count in (9, 10, 2):
+        first = [*first, output.sampled[1][0].token_id]
+        new = [_new(2, second, [11, 1, 20, 6, 8, 14])] if count == 9 else []
+        seq_ids = [1] if new else [1, 2]
+        cached = CachedSequences(seq_ids, [first[-1:], []][: len(seq_ids)], [[], []][: len(seq_ids)], [])
+        output = _run(worker, {1: 1, 2: count}, new, cached)
+        _assert_sampled(model, output, 1, first)
+        scores += output.prompt_logprobs[2]
+        assert (2 in output.sampled) == (count == 2)
+    _assert_sampled(model, output, 2, second)
+    _assert_prompt_scores(model, scores, second)
+
+
+def test_a_copied_block_is_as_good_as_the_original(worker, model):
+    token_ids = [int(t) for t in np.random.default_rng(3).integers(3, 300, 6)]
+    output = _run(worker, {1: 6}, [_new(1, token_ids, [3, 4])], forget=True)
+    token_ids = [*token_ids, output.sampled[1][0].token_id]
+    cached = CachedSequences([1], [token_ids[-1:]], [[]], [(1, 1, 17)])
+    _assert_sampled(model, _run(worker, {1: 1}, cached=cached, copies=[(4, 17)]), 1, token_ids)
+
+
+def test_draws_without_logprobs_carry_none(worker):
+    output = _run(worker, {1: 2}, [_new(1, [5, 6], [3], logprobs=None, prompt_logprobs=None)], forget=True)
+    assert output.sampled[1][0].logprobs is None
+    assert output.prompt_logprobs == {}
