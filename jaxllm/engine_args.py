@@ -158,7 +158,8 @@ class EngineArgs:
                 num_gpu_blocks_override=self.num_gpu_blocks_override,
             ),
             scheduler=SchedulerConfig(
-                max_num_seqs=self.max_num_seqs,
+                # Each sequence of a step needs a token.
+                max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_model_len=default_len if self.max_model_len is None else self.max_model_len,
             ),

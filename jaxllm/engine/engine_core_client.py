@@ -3,11 +3,17 @@
 from abc import ABC, abstractmethod
 
 from jaxllm.engine.engine_core import EngineCore
-from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, KVCacheInfo
 
 
 class EngineCoreClient(ABC):
-    """Add requests, then call get_output() while there are unfinished ones."""
+    """Add requests, then call get_output() while there are unfinished ones.
+
+    Attributes:
+      kv_cache_info: What the core's worker allocated.
+    """
+
+    kv_cache_info: KVCacheInfo
 
     @abstractmethod
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -41,6 +47,7 @@ class InprocClient(EngineCoreClient):
 
     def __init__(self, engine_core: EngineCore) -> None:
         self._engine_core = engine_core
+        self.kv_cache_info = engine_core.kv_cache_info
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._engine_core.add_request(request)

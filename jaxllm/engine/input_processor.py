@@ -1,7 +1,7 @@
 """Prompt and sampling parameters in, EngineCoreRequest out: tokenize, check, fill in.
 
-This is the one gate: whatever passes here can't break the engine. It knows nothing of block pools; what
-doesn't fit into one is the scheduler's to refuse.
+This is the one gate: whatever passes here can't break the engine. It knows how much the KV cache holds, to fill in
+max_tokens; what was asked for and doesn't fit is the scheduler's to refuse.
 """
 
 import operator
@@ -13,7 +13,7 @@ import msgspec
 
 from jaxllm.config import EngineConfig
 from jaxllm.exceptions import InvalidRequestError
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest, KVCacheInfo
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
@@ -40,12 +40,19 @@ class ProcessedRequest(NamedTuple):
 class InputProcessor:
     """Makes EngineCoreRequests. Holds no request: its only state is the generator of seeds."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        kv_cache_info: KVCacheInfo,
+    ) -> None:
         self._vocab_size = config.model.vocab_size
         self._max_model_len = config.scheduler.max_model_len
         self._model_limit = config.model.max_position_embeddings
         self._tokenizer = tokenizer
         self._eos_token_ids = list(eos_token_ids)
+        self._kv_cache_len = (kv_cache_info.num_device_blocks - 1) * kv_cache_info.block_size
         self._seeds = random.Random(config.seed)
 
     def process(
@@ -140,7 +147,10 @@ class InputProcessor:
 
     def _clipped_max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
         room = self._max_model_len - num_prompt_tokens
-        return room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.max_tokens is not None:
+            return min(params.max_tokens, room)
+        # As far as the model and the KV cache go; the last token's keys and values are never needed.
+        return max(min(room, self._kv_cache_len + 1 - num_prompt_tokens), 1)
 
     def _seed_of(self, params: SamplingParams) -> int:
         if params.seed is None or params.seed == -1:

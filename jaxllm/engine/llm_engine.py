@@ -44,7 +44,9 @@ class LLMEngine:
         self.tokenizer = tokenizer
         self.stats: SchedulerStats | None = None
         self._client = client
-        self._input_processor = InputProcessor(config, tokenizer, list(eos_token_ids))
+        self._input_processor = InputProcessor(
+            config, tokenizer, list(eos_token_ids), client.kv_cache_info
+        )
         self._output_processor = OutputProcessor(tokenizer)
         self._aborted: list[RequestOutput] = []  # given out by the next step
 

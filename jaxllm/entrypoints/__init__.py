@@ -1,0 +1,1 @@
+"""What stands behind the doors: LLM and the parts of the command line."""

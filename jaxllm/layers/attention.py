@@ -34,10 +34,10 @@ class Attention(nnx.Module):
         self.rope_frequencies = tuple(frequencies.tolist())  # [D/2], static
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = Linear(
-            config.hidden_size, width, axes=("embed", "heads"), has_bias=config.attention_bias, dtype=dtype
+            config.hidden_size, width, axes=("heads", "embed"), has_bias=config.attention_bias, dtype=dtype
         )
         self.out = Linear(
-            self.num_heads * self.head_dim, config.hidden_size, axes=("heads", "embed"),
+            self.num_heads * self.head_dim, config.hidden_size, axes=("embed", "heads"),
             has_bias=config.attention_bias, dtype=dtype
         )
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxllm.layers.linear import project
 from jaxllm.layers.parameter import parameter
 
 
@@ -19,4 +20,4 @@ class Embedding(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps hidden: [R, M] to float32 logits [R, V]."""
-        return jnp.einsum("rm,vm->rv", hidden, self.weight[...], preferred_element_type=jnp.float32)
+        return project(hidden, self.weight[...]).astype(jnp.float32)

@@ -8,15 +8,43 @@ from jaxllm.layers.parameter import parameter
 
 
 class Linear(nnx.Module):
-    """x @ weight (+ bias), with weight: [in_features, out_features]."""
+    """x @ weight.T (+ bias), with weight: [out_features, in_features] as checkpoints hold it."""
 
     def __init__(
         self, in_features: int, out_features: int, *, axes: tuple[str, str], has_bias: bool, dtype: jnp.dtype
     ) -> None:
-        self.weight = parameter((in_features, out_features), axes, dtype)
-        self.bias = parameter((out_features,), axes[1:], dtype) if has_bias else None
+        """Declares the weights. `axes` are the logical axes of the weight: (of the output, of the input)."""
+        self.weight = parameter((out_features, in_features), axes, dtype)
+        self.bias = parameter((out_features,), axes[:1], dtype) if has_bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x: [T, in_features] to [T, out_features]."""
-        out = x @ self.weight[...]
+        out = project(x, self.weight[...])
         return out if self.bias is None else out + self.bias[...]
+
+
+def project(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Computes x @ weight.T, accumulated in float32.
+
+    Args:
+      x: [T, I].
+      weight: [O, I].
+
+    Returns:
+      [T, O] in x's dtype.
+    """
+    return jax.lax.platform_dependent(x, weight, cpu=_project_cpu, default=_project)
+
+
+def _project(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def _project_cpu(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """The same with the weight on the left, which XLA:CPU then reads in place: 1.15 to 1.6 times faster.
+
+    The barriers keep XLA from folding the (small) transposes back into the product.
+    """
+    columns = jax.lax.optimization_barrier(x.T)  # [I, T]
+    product = jnp.einsum("oi,it->ot", weight, columns, preferred_element_type=jnp.float32).astype(x.dtype)
+    return jax.lax.optimization_barrier(product).T

@@ -73,15 +73,13 @@ def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
 
 
 def arrange(checkpoint: Checkpoint, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads, joins and transposes the tensors of one parameter.
+    """Reads and joins the tensors of one parameter.
 
     Raises:
       ModelLoadError: The result doesn't have the parameter's shape.
     """
     parts = [checkpoint.read(name) for name in weight.names]
     value = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0)
-    if weight.is_transposed:
-        value = np.ascontiguousarray(value.T)
     if value.shape != shape:
         raise ModelLoadError(
             f"{checkpoint.path}: {' + '.join(weight.names)} must make an array of shape {shape} by the model's "

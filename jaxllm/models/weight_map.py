@@ -10,11 +10,9 @@ class Weight(NamedTuple):
 
     Attributes:
       names: Checkpoint tensors, joined along their first dimension in this order.
-      is_transposed: Whether the checkpoint holds [out, in] where the parameter is [in, out].
     """
 
     names: tuple[str, ...]
-    is_transposed: bool = False
 
 
 def frame_weights(config: ModelConfig) -> dict[str, Weight]:
@@ -30,7 +28,7 @@ def frame_weights(config: ModelConfig) -> dict[str, Weight]:
 
 def linear_weights(path: str, names: tuple[str, ...], has_bias: bool) -> dict[str, Weight]:
     """Returns the weights of one Linear at `path` that joins the checkpoint's linear layers `names`."""
-    weights = {f"{path}.weight": Weight(tuple(f"{name}.weight" for name in names), is_transposed=True)}
+    weights = {f"{path}.weight": Weight(tuple(f"{name}.weight" for name in names))}
     if has_bias:
         weights[f"{path}.bias"] = Weight(tuple(f"{name}.bias" for name in names))
     return weights

@@ -1,0 +1,1 @@
+"""Which sequences run, and in which blocks. Pure Python: importing it imports no jax."""

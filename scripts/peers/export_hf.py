@@ -21,5 +21,6 @@ def export_hf(model: str, folder: Path) -> None:
     checkpoint = open_checkpoint(model)
     tensors = {name: checkpoint.read(name).astype(ml_dtypes.bfloat16) for name in checkpoint.tensor_names()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {**checkpoint.config, "torch_dtype": "bfloat16"}
+    # A config translated from GGUF names its architecture, but not Hugging Face's name for the family.
+    config = {"model_type": "llama", **checkpoint.config, "torch_dtype": "bfloat16"}
     config_path.write_text(json.dumps(config, indent=1), encoding="utf-8")

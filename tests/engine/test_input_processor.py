@@ -7,14 +7,16 @@ import pytest
 
 from jaxllm.engine.input_processor import InputProcessor
 from jaxllm.exceptions import InvalidRequestError
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest, KVCacheInfo
 from jaxllm.sampling_params import SamplingParams
 from tests.fakes.byte_tokenizer import ByteTokenizer
 from tests.fakes.engines import engine_config
 
 
-def make(max_model_len: int = 64, seed: int | None = 0) -> InputProcessor:
-    return InputProcessor(engine_config(max_model_len, seed=seed), ByteTokenizer(), eos_token_ids=[257, 259])
+def make(max_model_len: int = 64, seed: int | None = 0, num_device_blocks: int = 65) -> InputProcessor:
+    config = engine_config(max_model_len, seed=seed)
+    kv_cache_info = KVCacheInfo(num_device_blocks, 4, 256, 2048)
+    return InputProcessor(config, ByteTokenizer(), eos_token_ids=[257, 259], kv_cache_info=kv_cache_info)
 
 
 def core_request(prompt: Any, processor: InputProcessor | None = None, **params: Any) -> EngineCoreRequest:
@@ -143,3 +145,12 @@ def test_parameters_changed_later_do_not_reach_the_request() -> None:
 def test_other_objects_are_no_sampling_params() -> None:
     with pytest.raises(InvalidRequestError, match="must be SamplingParams, got dict"):
         make().process("r", "a", {"top_p": 1.0}, 0.0)  # type: ignore[arg-type]
+
+
+def test_max_tokens_none_fills_the_model_or_the_kv_cache_whichever_is_smaller() -> None:
+    assert core_request([1] * 10, make(), max_tokens=None).max_tokens == 54
+    # 5 blocks of 4 tokens, one of them the null block: 16 tokens with keys and values, and a last one without.
+    small = make(num_device_blocks=5)
+    assert core_request([1] * 10, small, max_tokens=None).max_tokens == 7
+    assert core_request([1] * 30, small, max_tokens=None).max_tokens == 1  # the scheduler refuses it, with numbers
+    assert core_request([1] * 10, small, max_tokens=40).max_tokens == 40

@@ -8,12 +8,14 @@ from jaxllm.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    KVCacheInfo,
     SampledToken,
     SchedulerStats,
     SequenceOutput,
     TokenLogprobs,
 )
 
+KV_CACHE_INFO = KVCacheInfo(num_device_blocks=65, block_size=16, max_num_seqs=256, max_num_batched_tokens=2048)
 STATS = SchedulerStats(0, 0, 0, 0, 0, 0, 0)
 # (request, index of the sequence) -> its tokens. A script that runs dry repeats its last token.
 Script = Callable[[EngineCoreRequest, int], Sequence[int]]
@@ -29,6 +31,7 @@ class ScriptedClient(EngineCoreClient):
     """
 
     def __init__(self, script: Script) -> None:
+        self.kv_cache_info = KV_CACHE_INFO
         self.calls: list[tuple[object, ...]] = []
         self.requests: list[EngineCoreRequest] = []
         self.refuses: set[str] = set()

@@ -125,3 +125,17 @@ def test_scores_are_log_softmax_with_ranks():
     assert scored.ranks.tolist() == [2, 2]
     assert scored.top_token_ids.tolist() == [[1, 2], [2, 0]]
     np.testing.assert_allclose(np.exp(scored.top_logprobs), [[0.6, 0.3], [0.5, 0.25]], rtol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), size=st.sampled_from([5, 256, 257, 3000]), levels=st.sampled_from([3, 10**6]))
+def test_blockwise_argmax_and_top_k_agree_with_the_plain_ones(seed, size, levels):
+    """Few levels make many ties: of equal logits the lower id comes first."""
+    logits = jnp.asarray(np.random.default_rng(seed).integers(0, levels, (3, size)), jnp.float32)
+    assert sampler._argmax(logits).tolist() == jnp.argmax(logits, axis=-1).tolist()
+    values, ids = sampler._top_k(logits, 5)
+    expected, expected_ids = jax.lax.top_k(logits, 5)
+    assert values.tolist() == expected.tolist()
+    if levels > size:
+        assert ids.tolist() == expected_ids.tolist()
+    assert jnp.take_along_axis(logits, ids, axis=-1).tolist() == values.tolist()
