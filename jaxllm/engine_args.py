@@ -48,9 +48,7 @@ def _size(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be a number such as 4096, 32k, 512M or 4GiB, got {text!r}"
-        ) from None
+        raise argparse.ArgumentTypeError(f"must be a number such as 4096, 32k, 512M or 4GiB, got {text!r}") from None
 
 
 def _arg(
@@ -60,18 +58,14 @@ def _arg(
     flags: tuple[str, ...] = (),
     choices: tuple[str, ...] | None = None,
 ) -> Any:
-    return field(
-        default=default, metadata={"help": help_text, "parse": parse, "flags": flags, "choices": choices}
-    )
+    return field(default=default, metadata={"help": help_text, "parse": parse, "flags": flags, "choices": choices})
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
     """What an engine is made from. Names are vLLM's; each field's meaning is its help text."""
 
-    model: str = _arg(
-        DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, or a hub id"
-    )
+    model: str = _arg(DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, or a hub id")
     dtype: str = _arg(
         EngineConfig.dtype, "compute type; auto is float32 on CPU, bfloat16 on accelerators", choices=DTYPES
     )
@@ -97,8 +91,7 @@ class EngineArgs:
     )
     kv_cache_memory_bytes: int | None = _arg(
         CacheConfig.kv_cache_memory_bytes,
-        "size of the KV cache, such as 512M or 4GiB; "
-        "if not given, 1 GiB on CPU, else by --gpu-memory-utilization",
+        "size of the KV cache, such as 512M or 4GiB; if not given, 1 GiB on CPU, else by --gpu-memory-utilization",
         _size,
         flags=("--kv-cache-memory",),
     )
@@ -126,9 +119,7 @@ class EngineArgs:
     def from_cli_args(cls, namespace: argparse.Namespace, exclude: Collection[str] = ()) -> "EngineArgs":
         """Reads back what `add_cli_args` with the same `exclude` had parsed."""
         values = vars(namespace)
-        return cls(
-            **{item.name: values[item.name] for item in dataclasses.fields(cls) if item.name not in exclude}
-        )
+        return cls(**{item.name: values[item.name] for item in dataclasses.fields(cls) if item.name not in exclude})
 
     def create_engine_config(self, checkpoint: "Checkpoint") -> EngineConfig:
         """Returns the frozen configuration for one opened checkpoint.

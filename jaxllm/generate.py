@@ -156,9 +156,7 @@ def _make_parser() -> ArgParser:
     add("--stats", action="store_true", help="print times and token rates on stderr")
     add = parser.add_argument_group("sampling").add_argument
     add("--max-tokens", type=int, default=128, metavar="N", help="most tokens to generate (default: 128)")
-    add(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)"
-    )
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)")
     add(
         "--top-p",
         type=float,

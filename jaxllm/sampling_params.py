@@ -115,7 +115,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         for stop in stops:
             if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARS:
                 raise InvalidRequestError(
-                    f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters, got {stop!r:.80}", "stop"
+                    f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters, got {stop!r:.80}",
+                    "stop",
                 )
         if stops and not self.detokenize:
             raise InvalidRequestError("stop needs detokenize=True: stop strings are searched in the text", "stop")

@@ -67,9 +67,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize(
-    "text", ["", "k", "-1", "1X", "1 G B", "1e3", "1.5", "nan", "1.0001k", "0x10", "1kib", "٣"]
-)
+@pytest.mark.parametrize("text", ["", "k", "-1", "1X", "1 G B", "1e3", "1.5", "nan", "1.0001k", "0x10", "1kib", "٣"])
 def test_other_texts_are_no_sizes(text: str) -> None:
     with pytest.raises(ValueError):
         parse_size(text)
@@ -119,9 +117,7 @@ def test_underscores_and_the_long_memory_flag_are_the_same() -> None:
         (["--dtype", "int8"], "argument --dtype"),
     ],
 )
-def test_a_bad_flag_is_one_line_and_code_2(
-    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_flag_is_one_line_and_code_2(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(*argv)
     assert caught.value.code == 2
@@ -139,9 +135,7 @@ def test_help_holds_every_flag_and_default() -> None:
     assert text.count("(default: on)") == 1
 
 
-@pytest.mark.parametrize(
-    ("limit", "asked", "result"), [(100, None, 100), (10**6, None, 8192), (10**6, 32000, 32000)]
-)
+@pytest.mark.parametrize(("limit", "asked", "result"), [(100, None, 100), (10**6, None, 8192), (10**6, 32000, 32000)])
 def test_max_model_len(limit: int, asked: int | None, result: int) -> None:
     config = EngineArgs(max_model_len=asked).create_engine_config(TinyCheckpoint(limit))
     assert config.scheduler.max_model_len == result

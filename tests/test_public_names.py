@@ -53,9 +53,7 @@ def test_each_command_has_a_module(module: str) -> None:
         (["zzz"], 2, "", "error: unknown command zzz; commands: generate, bench\n"),
     ],
 )
-def test_the_console_script(
-    argv: list[str], code: int, out: str, err: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_console_script(argv: list[str], code: int, out: str, err: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(argv) == code
     captured = capsys.readouterr()
     assert out in captured.out and captured.err == err

@@ -28,9 +28,7 @@ class Detokenizer:
 
     __slots__ = ("_tokenizer", "_skip_special_tokens", "_prefix", "_pending")
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._pending: list[int] = []

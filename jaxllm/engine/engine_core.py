@@ -18,9 +18,7 @@ class EngineCore:
       clock: Seconds of a monotonic clock.
     """
 
-    def __init__(
-        self, config: EngineConfig, executor: Executor, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
         self._executor = executor
         self._clock = clock
         self.kv_cache_info = executor.initialize()

@@ -117,9 +117,7 @@ class InputProcessor:
         except TypeError:
             value = None
         if value is None:
-            raise InvalidRequestError(
-                f"prompt_token_ids must hold integers, got {token_id!r:.80}", "prompt_token_ids"
-            )
+            raise InvalidRequestError(f"prompt_token_ids must hold integers, got {token_id!r:.80}", "prompt_token_ids")
         if not 0 <= value < self._vocab_size:
             raise InvalidRequestError(
                 f"prompt_token_ids must be in [0, {self._vocab_size}), got {value}", "prompt_token_ids"
@@ -172,9 +170,7 @@ def _split_prompt(prompt: Any) -> tuple[str | None, Any]:
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if unknown or text is None and ids is None:
         got = ", ".join(repr(key) for key in prompt) or "no key"
-        raise InvalidRequestError(
-            f"a prompt dict needs 'prompt' or 'prompt_token_ids', got {got:.80}", "prompt"
-        )
+        raise InvalidRequestError(f"a prompt dict needs 'prompt' or 'prompt_token_ids', got {got:.80}", "prompt")
     if text is not None and not isinstance(text, str):
         raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}", "prompt")
     return text, ids

@@ -44,9 +44,7 @@ class LLMEngine:
         self.tokenizer = tokenizer
         self.stats: SchedulerStats | None = None
         self._client = client
-        self._input_processor = InputProcessor(
-            config, tokenizer, list(eos_token_ids), client.kv_cache_info
-        )
+        self._input_processor = InputProcessor(config, tokenizer, list(eos_token_ids), client.kv_cache_info)
         self._output_processor = OutputProcessor(tokenizer)
         self._aborted: list[RequestOutput] = []  # given out by the next step
 
@@ -88,13 +86,9 @@ class LLMEngine:
         if not isinstance(request_id, str):
             raise InvalidRequestError(f"request_id must be a string, got {request_id!r:.80}", "request_id")
         if request_id in self._output_processor:
-            raise InvalidRequestError(
-                f"request_id {request_id!r:.80} is in use; choose another", "request_id"
-            )
+            raise InvalidRequestError(f"request_id {request_id!r:.80} is in use; choose another", "request_id")
         arrival_time_s = time.monotonic() if arrival_time is None else arrival_time
-        processed = self._input_processor.process(
-            request_id, prompt, sampling_params, arrival_time_s, priority
-        )
+        processed = self._input_processor.process(request_id, prompt, sampling_params, arrival_time_s, priority)
         self._output_processor.add_request(processed.core_request, processed.prompt)
         try:
             self._client.add_request(processed.core_request)

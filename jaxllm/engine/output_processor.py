@@ -91,9 +91,7 @@ class _RequestState:
         self._sequences = [_new_sequence(request, index, tokenizer, logprobs) for index in range(params.n)]
         self._logprobs = logprobs
         # The first token has nothing before it that could predict it.
-        self._prompt_logprobs: list[PositionLogprobs | None] | None = (
-            None if params.prompt_logprobs is None else [None]
-        )
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self._metrics = RequestMetrics(arrival_time_s=request.arrival_time_s)
 
     @property

@@ -38,9 +38,7 @@ class SequenceText:
 
     __slots__ = ("_detokenizer", "_stops", "_keeps_stop", "_num_held_chars", "_text", "_is_finished")
 
-    def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str], include_stop_str_in_output: bool
-    ) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], include_stop_str_in_output: bool) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._keeps_stop = include_stop_str_in_output

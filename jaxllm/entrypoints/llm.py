@@ -94,9 +94,7 @@ class LLM:
         is_one = not messages or isinstance(messages[0], dict)
         conversations = [messages] if is_one else messages
         tokenizer = self.get_tokenizer()
-        prompts = [
-            chat_prompt(tokenizer, cast(Messages, one), add_generation_prompt) for one in conversations
-        ]
+        prompts = [chat_prompt(tokenizer, cast(Messages, one), add_generation_prompt) for one in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -129,9 +127,7 @@ def _prompt_list(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, (str, dict)):
         return [cast(Prompt, prompts)]
     if not isinstance(prompts, (list, tuple)):
-        raise InvalidRequestError(
-            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}"
-        )
+        raise InvalidRequestError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
     if not prompts:
         raise InvalidRequestError("prompts must not be empty: give at least one prompt", "prompts")
     if isinstance(prompts[0], (str, dict, list, tuple)):

@@ -47,9 +47,7 @@ class OfflineRunner:
             except InvalidRequestError as error:
                 if len(ids) == 1:
                     raise
-                raise InvalidRequestError(
-                    f"prompt {index + 1} of {len(ids)}: {error}", error.param
-                ) from error
+                raise InvalidRequestError(f"prompt {index + 1} of {len(ids)}: {error}", error.param) from error
 
     def _run_to_end(self, ids: Sequence[str], on_outputs: OnOutputs) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}

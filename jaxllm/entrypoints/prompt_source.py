@@ -47,9 +47,7 @@ def _read_lines(path: str) -> Iterable[str]:
         with open(path, encoding="utf-8-sig") as file:
             return file.read().split("\n")
     except OSError as error:
-        raise InvalidRequestError(
-            f"cannot read prompts file {path}: {error.strerror}", "prompts_file"
-        ) from None
+        raise InvalidRequestError(f"cannot read prompts file {path}: {error.strerror}", "prompts_file") from None
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"prompts file {path} must be UTF-8 text, got a bad byte at offset {error.start}", "prompts_file"

@@ -37,8 +37,11 @@ class Attention(nnx.Module):
             config.hidden_size, width, axes=("heads", "embed"), has_bias=config.attention_bias, dtype=dtype
         )
         self.out = Linear(
-            self.num_heads * self.head_dim, config.hidden_size, axes=("embed", "heads"),
-            has_bias=config.attention_bias, dtype=dtype
+            self.num_heads * self.head_dim,
+            config.hidden_size,
+            axes=("embed", "heads"),
+            has_bias=config.attention_bias,
+            dtype=dtype,
         )
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:

@@ -9,8 +9,12 @@ Shape letters, used in every docstring and comment of the device side:
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+
+# A numpy array on the host, a jax.Array on the device, a jax.ShapeDtypeStruct while a program is compiled.
+BatchArray = Any
 
 
 @jax.tree_util.register_dataclass
@@ -34,12 +38,12 @@ class ForwardBatch:
       query_start_loc: [S + 1] int32, first token of each sequence; the tail repeats the number of tokens.
     """
 
-    token_ids: jax.Array
-    positions: jax.Array
-    slots: jax.Array
-    block_tables: jax.Array
-    seq_lens: jax.Array
-    query_start_loc: jax.Array
+    token_ids: BatchArray
+    positions: BatchArray
+    slots: BatchArray
+    block_tables: BatchArray
+    seq_lens: BatchArray
+    query_start_loc: BatchArray
 
 
 @jax.tree_util.register_dataclass
@@ -57,10 +61,10 @@ class SamplingBatch:
       positions: [R] int32, position of the token to be drawn; folded into the seed.
     """
 
-    logits_indices: jax.Array
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
-    seeds: jax.Array
-    positions: jax.Array
+    logits_indices: BatchArray
+    temperature: BatchArray
+    top_k: BatchArray
+    top_p: BatchArray
+    min_p: BatchArray
+    seeds: BatchArray
+    positions: BatchArray

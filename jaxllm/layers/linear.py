@@ -33,7 +33,9 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
     Returns:
       [T, O] in x's dtype.
     """
-    return jax.lax.platform_dependent(x, weight, cpu=_project_cpu, default=_project)
+    if weight.dtype == jnp.float32:
+        return jax.lax.platform_dependent(x, weight, cpu=_project_cpu, default=_project)
+    return _project(x, weight)
 
 
 def _project(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -41,7 +43,7 @@ def _project(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _project_cpu(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """The same with the weight on the left, which XLA:CPU then reads in place: 1.15 to 1.6 times faster.
+    """The same with the weight on the left, which XLA:CPU then reads in place: up to 1.25 times faster in float32.
 
     The barriers keep XLA from folding the (small) transposes back into the product.
     """

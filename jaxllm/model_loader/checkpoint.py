@@ -54,9 +54,7 @@ def open_checkpoint(model: str) -> Checkpoint:
         return _open_folder(path)
     refuse_pickle(path)
     if path.suffix.lower() == ".safetensors":
-        raise ModelLoadError(
-            f"{path}: is one file of a model; give the folder that also holds its config.json"
-        )
+        raise ModelLoadError(f"{path}: is one file of a model; give the folder that also holds its config.json")
     return GGUFCheckpoint(path)
 
 
@@ -103,6 +101,4 @@ def _open_folder(path: Path) -> Checkpoint:
         hint = f"; it holds {ggufs[0]}: give that file"
     elif pickles:
         hint = f"; {pickles[0]} is a pickle, which can run code, and is never read"
-    raise ModelLoadError(
-        f"{path}: expected a folder with config.json and *.safetensors, it has no config.json{hint}"
-    )
+    raise ModelLoadError(f"{path}: expected a folder with config.json and *.safetensors, it has no config.json{hint}")

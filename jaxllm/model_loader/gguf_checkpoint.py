@@ -94,8 +94,7 @@ class GGUFCheckpoint:
         num_layers = self.config["num_hidden_layers"]
         if num_layers != len(layers) or max(layers, default=-1) + 1 != num_layers:
             raise ModelLoadError(
-                f"{self.path}: the metadata states {num_layers} layers, "
-                f"the file has tensors for {len(layers)}"
+                f"{self.path}: the metadata states {num_layers} layers, the file has tensors for {len(layers)}"
             )
         embedding = self.gguf.tensors.get("token_embd.weight")
         vocab_size = self.config["vocab_size"]
@@ -163,9 +162,7 @@ def _translate_config(gguf: GGUFFile, architecture: str) -> dict[str, Any]:
 
 def _refuse_variants(gguf: GGUFFile, architecture: str) -> None:
     if gguf.get(f"{architecture}.expert_count", int):
-        raise UnsupportedModelError(
-            f"{gguf.path}: mixture-of-experts models of family llama are not supported"
-        )
+        raise UnsupportedModelError(f"{gguf.path}: mixture-of-experts models of family llama are not supported")
     head_dim = gguf.get(f"{architecture}.attention.key_length", int)
     for name in ("rope.dimension_count", "attention.value_length"):
         length = gguf.get(f"{architecture}.{name}", int)

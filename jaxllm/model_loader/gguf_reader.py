@@ -32,8 +32,7 @@ MAX_NAME_BYTES = 1 << 10
 _Kind = TypeVar("_Kind", int, float, bool, str, list[str], np.ndarray)
 
 SUPPORTED_TYPES = frozenset(
-    GGMLQuantizationType[name]
-    for name in "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split()
+    GGMLQuantizationType[name] for name in "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split()
 )
 
 _SCALARS = {  # GGUF value type -> little-endian format
@@ -99,8 +98,7 @@ class GGUFFile:
         if kind is float and type(value) is int:
             return kind(value)
         raise ModelLoadError(
-            f"{self.path}: metadata {key!r} must be {kind.__name__}, "
-            f"got {type(value).__name__} ({value!r:.40})"
+            f"{self.path}: metadata {key!r} must be {kind.__name__}, got {type(value).__name__} ({value!r:.40})"
         )
 
     def require(self, key: str, kind: type[_Kind]) -> _Kind:
@@ -125,9 +123,7 @@ class GGUFFile:
             file.seek(tensor.start)
             data = np.fromfile(file, dtype=np.uint8, count=tensor.num_bytes)
         if data.size != tensor.num_bytes:
-            raise ModelLoadError(
-                f"{self.path}: tensor {name!r}: expected {tensor.num_bytes} bytes, got {data.size}"
-            )
+            raise ModelLoadError(f"{self.path}: tensor {name!r}: expected {tensor.num_bytes} bytes, got {data.size}")
         row_bytes = _num_bytes(tensor.shape[-1:], tensor.type)
         values = dequantize(data.reshape(-1, row_bytes), tensor.type)
         return values.reshape(tensor.shape)
@@ -146,8 +142,7 @@ class GGUFFile:
             return 32
         if not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
             raise ModelLoadError(
-                f"{self.path}: general.alignment must be a power of two in [1, {MAX_ALIGNMENT}], "
-                f"got {alignment}"
+                f"{self.path}: general.alignment must be a power of two in [1, {MAX_ALIGNMENT}], got {alignment}"
             )
         return alignment
 

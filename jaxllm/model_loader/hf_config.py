@@ -92,9 +92,7 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     if not isinstance(parameters, dict):
         raise ModelLoadError(f"the model's rope parameters must be an object, got {parameters!r:.80}")
     scaling = dict(parameters)
-    theta = _number(
-        {"rope_theta": scaling.pop("rope_theta", config.get("rope_theta"))}, "rope_theta", 10000.0
-    )
+    theta = _number({"rope_theta": scaling.pop("rope_theta", config.get("rope_theta"))}, "rope_theta", 10000.0)
     rotated = scaling.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if rotated != 1.0:
         raise UnsupportedModelError(f"partial_rotary_factor must be 1, got {rotated!r:.40}")
@@ -120,9 +118,7 @@ def _integer(config: dict[str, Any], name: str, default: int | None = None) -> i
 
 def _check_integer(name: str, value: Any, low: int) -> int:
     if type(value) is not int or not low <= value <= _INT_MAX:
-        raise ModelLoadError(
-            f"the model's {name} must be an integer in [{low}, {_INT_MAX}], got {value!r:.80}"
-        )
+        raise ModelLoadError(f"the model's {name} must be an integer in [{low}, {_INT_MAX}], got {value!r:.80}")
     return value
 
 

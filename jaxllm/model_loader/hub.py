@@ -34,9 +34,7 @@ def fetch_snapshot(repo_id: str, revision: str | None) -> Path:
     way_out = "give a .gguf file or a local folder with --model instead"
     try:
         return Path(
-            snapshot_download(
-                repo_id, revision=revision, allow_patterns=ALLOW_PATTERNS, ignore_patterns=["*/*"]
-            )
+            snapshot_download(repo_id, revision=revision, allow_patterns=ALLOW_PATTERNS, ignore_patterns=["*/*"])
         )
     except GatedRepoError as error:
         raise ModelNotFoundError(

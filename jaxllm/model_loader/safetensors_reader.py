@@ -57,9 +57,7 @@ class HuggingFaceCheckpoint:
         self.path = path
         self.config = read_json(path / "config.json")
         generation_path = path / "generation_config.json"
-        self.generation_config: dict[str, Any] = (
-            read_json(generation_path) if generation_path.exists() else {}
-        )
+        self.generation_config: dict[str, Any] = read_json(generation_path) if generation_path.exists() else {}
         if self.generation_config.get("eos_token_id") is not None:
             self.config["eos_token_id"] = self.generation_config["eos_token_id"]
         self._tensors = _find_tensors(path)
@@ -81,9 +79,7 @@ class HuggingFaceCheckpoint:
             file.seek(tensor.start)
             data = np.fromfile(file, dtype=np.uint8, count=tensor.num_bytes)
         if data.size != tensor.num_bytes:
-            raise ModelLoadError(
-                f"{tensor.path}: tensor {name!r}: expected {tensor.num_bytes} bytes, got {data.size}"
-            )
+            raise ModelLoadError(f"{tensor.path}: tensor {name!r}: expected {tensor.num_bytes} bytes, got {data.size}")
         return data.view(tensor.dtype).reshape(tensor.shape)
 
 
@@ -126,9 +122,7 @@ def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> StoredTe
     dtype = _DTYPES[dtype_name]
     num_bytes = math.prod(shape) * dtype.itemsize
     if offsets[1] - offsets[0] != num_bytes:
-        raise ModelLoadError(
-            f"{where}: expected {num_bytes} bytes for shape {shape}, got data_offsets {offsets}"
-        )
+        raise ModelLoadError(f"{where}: expected {num_bytes} bytes for shape {shape}, got data_offsets {offsets}")
     return StoredTensor(path, dtype, tuple(shape), data_start + offsets[0], num_bytes)
 
 
@@ -149,9 +143,7 @@ def _check_layout(path: Path, tensors: dict[str, StoredTensor], data_start: int,
             )
         position += tensor.num_bytes
     if position != size:
-        raise ModelLoadError(
-            f"{path}: is truncated or damaged: expected {position} bytes by its header, got {size}"
-        )
+        raise ModelLoadError(f"{path}: is truncated or damaged: expected {position} bytes by its header, got {size}")
 
 
 def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -170,9 +162,7 @@ def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
     for path in others:
         header = read_header(path)
         if repeated := tensors.keys() & header.keys():
-            raise ModelLoadError(
-                f"{path}: tensor {min(repeated)!r:.200} is in another file of the folder too"
-            )
+            raise ModelLoadError(f"{path}: tensor {min(repeated)!r:.200} is in another file of the folder too")
         tensors |= header
     return tensors
 
@@ -203,7 +193,6 @@ def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTe
     for tensor_name, shard_name in weight_map.items():
         if tensor_name not in headers[shard_name]:
             raise ModelLoadError(
-                f"{folder / shard_name}: expected tensor {tensor_name!r:.200} by {INDEX_NAME}, "
-                "it is not there"
+                f"{folder / shard_name}: expected tensor {tensor_name!r:.200} by {INDEX_NAME}, it is not there"
             )
     return {tensor_name: headers[shard_name][tensor_name] for tensor_name, shard_name in weight_map.items()}

@@ -41,9 +41,7 @@ class BlockHash:
         """Whether both chains spell the same tokens under the same keys, back to the first block."""
         mine: BlockHash | None = self
         theirs: BlockHash | None = other
-        while (
-            mine is not theirs
-        ):  # chains usually join at once, because the pool hands out one object a prefix
+        while mine is not theirs:  # chains usually join at once, because the pool hands out one object a prefix
             if mine is None or theirs is None:
                 return False
             if mine.token_ids != theirs.token_ids or mine.extra_keys != theirs.extra_keys:

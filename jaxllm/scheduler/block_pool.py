@@ -88,9 +88,7 @@ class BlockPool:
         assert num_blocks >= 2, "block 0 is the null block: a pool has at least 2 blocks"
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
         self.free_block_queue = FreeKVCacheBlockQueue(self.blocks)
-        self.cached_block_hash_to_block: dict[
-            bytes, dict[int, KVCacheBlock]
-        ] = {}  # digest -> block id -> block
+        self.cached_block_hash_to_block: dict[bytes, dict[int, KVCacheBlock]] = {}  # digest -> block id -> block
         self.null_block = self.free_block_queue.popleft()
         self.null_block.is_null = True
         self.null_block.ref_cnt = 1
@@ -180,13 +178,9 @@ class BlockPool:
         assert len(free) == self.num_free_blocks, "the free queue has lost count"
         unowned = [block_id for block_id, count in enumerate(owners) if count == 0]
         assert sorted(free) == unowned, "the free queue isn't the set of blocks without owner"
-        cached = {
-            (block.block_hash.digest, block.block_id) for block in self.blocks if block.block_hash is not None
-        }
+        cached = {(block.block_hash.digest, block.block_id) for block in self.blocks if block.block_hash is not None}
         findable = {
-            (digest, block_id)
-            for digest, twins in self.cached_block_hash_to_block.items()
-            for block_id in twins
+            (digest, block_id) for digest, twins in self.cached_block_hash_to_block.items() for block_id in twins
         }
         assert cached == findable, "the cache map and the blocks' hashes differ"
         assert all(self.cached_block_hash_to_block.values()), "the cache map keeps an empty entry"

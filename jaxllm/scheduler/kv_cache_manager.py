@@ -186,9 +186,7 @@ class KVCacheManager:
             for block_idx in range(self.num_cached_block[seq_id]):
                 block_hash = self.req_to_blocks[seq_id][block_idx].block_hash
                 tokens = tuple(seq.logical_token_blocks[block_idx])
-                assert block_hash is not None and block_hash.token_ids == tokens, (
-                    f"sequence {seq_id}: stale hash"
-                )
+                assert block_hash is not None and block_hash.token_ids == tokens, f"sequence {seq_id}: stale hash"
 
     def _block_hash(self, seq: Sequence, block_idx: int) -> BlockHash:
         hashes = self.req_to_block_hashes.setdefault(seq.seq_id, [])

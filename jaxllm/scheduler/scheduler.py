@@ -59,13 +59,9 @@ class Scheduler:
           InvalidRequestError: It could never run, or a live request has its id. Nothing has changed.
         """
         if request.request_id in self._groups:
-            raise InvalidRequestError(
-                f"request_id {request.request_id!r} is in use by a request that still runs"
-            )
+            raise InvalidRequestError(f"request_id {request.request_id!r} is in use by a request that still runs")
         kv = self.kv_cache_manager
-        check_request(
-            request, self.max_num_seqs, self.max_model_len, kv.block_size, kv.block_pool.num_usable_blocks
-        )
+        check_request(request, self.max_num_seqs, self.max_model_len, kv.block_size, kv.block_pool.num_usable_blocks)
         seq = Sequence(self._new_seq_id(), request.request_id, 0, request.prompt_token_ids, kv.block_size)
         if request.cache_salt is not None:
             seq.cache_keys = (("salt", request.cache_salt),)
@@ -133,14 +129,10 @@ class Scheduler:
         assert sorted(queued) == sorted(self._groups), "a group must stand in exactly one queue"
         unfinished = [seq for group in self._groups.values() for seq in group.unfinished_seqs()]
         assert {seq.seq_id: seq for seq in unfinished} == self._seqs, "a sequence is lost"
-        assert all(group.unfinished_seqs() for group in self._groups.values()), (
-            "a finished group is still queued"
-        )
+        assert all(group.unfinished_seqs() for group in self._groups.values()), "a finished group is still queued"
         assert not [seq for group in self.waiting for seq in group.seqs_with(SequenceStatus.RUNNING)]
         assert self._num_seats_taken() <= self.max_num_seqs, "more sequences than max_num_seqs"
-        self.kv_cache_manager.check_integrity(
-            seq for seq in unfinished if seq.status is SequenceStatus.RUNNING
-        )
+        self.kv_cache_manager.check_integrity(seq for seq in unfinished if seq.status is SequenceStatus.RUNNING)
         known = set(self.kv_cache_manager.req_to_block_hashes)
         assert known <= self._seqs.keys(), "block hashes of a finished sequence are kept"
 
@@ -188,9 +180,7 @@ class Scheduler:
             self.running.remove(group)
             self.waiting.prepend(group)
 
-    def _schedule_waiting(
-        self, plan: StepPlan, displaced: list[tuple[SequenceGroup, Sequence]], now_s: float
-    ) -> None:
+    def _schedule_waiting(self, plan: StepPlan, displaced: list[tuple[SequenceGroup, Sequence]], now_s: float) -> None:
         for group, seq in displaced:
             if not plan.token_budget or not self._admit(plan, group, seq):
                 return
@@ -237,9 +227,7 @@ class Scheduler:
         block_ids = None if seq.is_on_worker else self.kv_cache_manager.block_ids(seq.seq_id)
         plan.add(group, seq, num_tokens, allocation, block_ids)
 
-    def _take_draws(
-        self, group: SequenceGroup, parent: Sequence, draws: list[SampledToken], news: StepNews
-    ) -> None:
+    def _take_draws(self, group: SequenceGroup, parent: Sequence, draws: list[SampledToken], news: StepNews) -> None:
         """Appends draw 0 to the sequence itself; each further one starts child j, as draw j used seed + j."""
         seqs = [parent]
         if not group.is_forked:

@@ -30,9 +30,7 @@ MAX_PRODUCT = 1 << 26  # largest len * len that an amplifier such as replace or 
 MAX_NUMBER = 10**5  # largest number that a filter, a call, `*` or `**` may take: widths and counts
 
 
-def render_chat(
-    tokenizer: Tokenizer, messages: list[dict[str, str]], add_generation_prompt: bool = True
-) -> str:
+def render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
     """Returns the prompt that the model's chat template makes of a conversation.
 
     The text holds the special tokens already: encode it with add_special_tokens=False.
@@ -134,9 +132,7 @@ def _check_messages(messages: list[dict[str, str]]) -> None:
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InvalidRequestError("messages must be a list with at least one message, got none", "messages")
     for index, message in enumerate(messages):
-        is_legal = isinstance(message, dict) and all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        )
+        is_legal = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
         if not is_legal:
             raise InvalidRequestError(
                 f"messages[{index}] must have a string role and a string content, got {message!r:.80}",
@@ -168,17 +164,13 @@ def _render(source: str, variables: dict[str, Any]) -> str:
 @lru_cache(maxsize=8)
 def _compile(source: str) -> jinja2.Template:
     if len(source) > MAX_TEMPLATE_CHARS:
-        raise _TemplateLimitError(
-            f"it has {len(source)} characters, at most {MAX_TEMPLATE_CHARS} are allowed"
-        )
+        raise _TemplateLimitError(f"it has {len(source)} characters, at most {MAX_TEMPLATE_CHARS} are allowed")
     environment = _make_environment()
     tree = environment.parse(source)
     for loop in tree.find_all(nodes.For):
         loop.iter = nodes.Filter(loop.iter, "paid_turns", [], [], None, None, lineno=loop.lineno)
     for concat in list(tree.find_all(nodes.Concat)):
-        concat.nodes = [
-            nodes.Filter(node, "paid", [], [], None, None, lineno=concat.lineno) for node in concat.nodes
-        ]
+        concat.nodes = [nodes.Filter(node, "paid", [], [], None, None, lineno=concat.lineno) for node in concat.nodes]
     return environment.from_string(tree)
 
 
@@ -271,6 +263,4 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own tojson escapes HTML, which models have never seen."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

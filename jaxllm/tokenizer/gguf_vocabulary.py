@@ -60,8 +60,7 @@ def build_gguf_tokenizer(gguf: GGUFFile) -> Tokenizer:
     kind = gguf.require("tokenizer.ggml.model", str)
     if kind not in _BUILDERS:
         raise UnsupportedModelError(
-            f"{gguf.path}: tokenizer.ggml.model {kind!r:.80} is not supported; "
-            f"supported: {', '.join(_BUILDERS)}"
+            f"{gguf.path}: tokenizer.ggml.model {kind!r:.80} is not supported; supported: {', '.join(_BUILDERS)}"
         )
     tokens = gguf.require("tokenizer.ggml.tokens", list[str])
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
@@ -80,9 +79,7 @@ def build_gguf_tokenizer(gguf: GGUFFile) -> Tokenizer:
     return tokenizer
 
 
-def _build_byte_level(
-    gguf: GGUFFile, vocabulary: dict[str, int], types: np.ndarray
-) -> tuple[Tokenizer, bool]:
+def _build_byte_level(gguf: GGUFFile, vocabulary: dict[str, int], types: np.ndarray) -> tuple[Tokenizer, bool]:
     """Returns a byte-level BPE tokenizer, and whether it begins texts with BOS where the file doesn't say."""
     del types  # bytes are ordinary tokens here
     name = gguf.get("tokenizer.ggml.pre", str) or "default"
@@ -107,15 +104,11 @@ def _split_merge(gguf: GGUFFile, merge: str) -> tuple[str, str]:
     """Splits "Ġ t" into ("Ġ", "t")."""
     left, _, right = merge.partition(" ")
     if not left or not right:
-        raise ModelLoadError(
-            f"{gguf.path}: a merge must be two tokens with a space between, got {merge!r:.80}"
-        )
+        raise ModelLoadError(f"{gguf.path}: a merge must be two tokens with a space between, got {merge!r:.80}")
     return left, right
 
 
-def _build_sentencepiece(
-    gguf: GGUFFile, vocabulary: dict[str, int], types: np.ndarray
-) -> tuple[Tokenizer, bool]:
+def _build_sentencepiece(gguf: GGUFFile, vocabulary: dict[str, int], types: np.ndarray) -> tuple[Tokenizer, bool]:
     """Returns the tokenizer of a SentencePiece BPE vocabulary, which begins texts with BOS by default.
 
     SentencePiece joins the pair whose union scores highest; as merges that is every split of every token,
@@ -123,9 +116,7 @@ def _build_sentencepiece(
     """
     scores = gguf.require("tokenizer.ggml.scores", np.ndarray)
     if len(scores) != len(vocabulary) or not np.all(np.isfinite(scores)):
-        raise ModelLoadError(
-            f"{gguf.path}: expected {len(vocabulary)} finite token scores, got {len(scores)}"
-        )
+        raise ModelLoadError(f"{gguf.path}: expected {len(vocabulary)} finite token scores, got {len(scores)}")
     ranked: list[tuple[float, int, str, str]] = []
     for token, token_id in vocabulary.items():
         if types[token_id] in (_NORMAL, _USER_DEFINED, _UNUSED):
@@ -138,9 +129,7 @@ def _build_sentencepiece(
     unknown = np.flatnonzero(types == _UNKNOWN)
     unknown_token = next((token for token, i in vocabulary.items() if len(unknown) and i == unknown[0]), None)
     tokenizer = Tokenizer(
-        models.BPE(
-            vocab=vocabulary, merges=merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True
-        )
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True)
     )
     has_prefix = gguf.get("tokenizer.ggml.add_space_prefix", bool) is not False
     spaces = normalizers.Replace(" ", "▁")

@@ -65,8 +65,7 @@ class HuggingFaceTokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidRequestError(
-                f"the prompt must be valid Unicode: half of a surrogate pair "
-                f"stands at character {error.start}",
+                f"the prompt must be valid Unicode: half of a surrogate pair stands at character {error.start}",
                 "prompt",
             ) from error
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -122,7 +121,5 @@ def _named_templates(entries: list[Any]) -> dict[str, str]:
     return {
         entry["name"]: entry["template"]
         for entry in entries
-        if isinstance(entry, dict)
-        and isinstance(entry.get("name"), str)
-        and isinstance(entry.get("template"), str)
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
     }

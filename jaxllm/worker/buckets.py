@@ -2,22 +2,27 @@
 
 from collections.abc import Sequence
 
-from jaxllm.intmath import next_power_of_2
-
 _FIRST_RUNG_ACCELERATOR = 16  # smaller matrices don't fill a tile
+_HALF_STEPS_FROM_CPU = 256  # from here on a CPU's time grows with the tokens
 
 
 def token_ladder(max_num_batched_tokens: int, platform: str) -> tuple[int, ...]:
     """Returns the padded token counts T: powers of two, the last one at least max_num_batched_tokens.
 
-    >>> token_ladder(5, "cpu")
-    (1, 2, 4, 8)
+    On CPU, where padding costs as much as real tokens do, large rungs also have one half-way between.
+
+    >>> token_ladder(700, "cpu")
+    (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768)
     >>> token_ladder(32, "tpu")
     (16, 32)
     """
-    first = 1 if platform == "cpu" else _FIRST_RUNG_ACCELERATOR
-    last = max(next_power_of_2(max_num_batched_tokens), first)
-    return tuple(1 << exponent for exponent in range(first.bit_length() - 1, last.bit_length()))
+    ladder = [1 if platform == "cpu" else _FIRST_RUNG_ACCELERATOR]
+    while ladder[-1] < max_num_batched_tokens:
+        rung = 1 << ladder[-1].bit_length()  # the next power of two
+        if platform == "cpu" and ladder[-1] >= _HALF_STEPS_FROM_CPU and ladder[-1] == rung // 2:
+            rung = rung * 3 // 4
+        ladder.append(rung)
+    return tuple(ladder)
 
 
 def num_seqs_at(num_tokens: int, max_num_seqs: int) -> int:

@@ -91,10 +91,14 @@ class InputBatch:
             self._block_tables[self._rows[seq_id], index] = block_id
 
     def to_forward_batch(self, step: SchedulerOutput) -> StepInputs:
-        """Gathers and pads the step's tokens and draws, and counts the tokens as computed."""
-        seq_ids = list(step.num_scheduled_tokens)
+        """Gathers and pads the step's tokens and draws, and counts the tokens as computed.
+
+        Longest sequences come first: the XLA attention works on groups of neighbours.
+        """
+        lens = {seq_id: self._num_computed[self._rows[seq_id]] for seq_id in step.num_scheduled_tokens}
+        seq_ids = sorted(lens, key=lens.__getitem__, reverse=True)
         rows = np.array([self._rows[seq_id] for seq_id in seq_ids], np.int32)
-        counts = np.array(list(step.num_scheduled_tokens.values()), np.int32)
+        counts = np.array([step.num_scheduled_tokens[seq_id] for seq_id in seq_ids], np.int32)
         starts = self._num_computed[rows]
         first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)  # first token of each sequence
         finishes = starts + counts == self._num_tokens[rows]

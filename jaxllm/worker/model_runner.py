@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxllm.layers.attention import LayerCache
 from jaxllm.layers.sampler import ScoredTokens
 from jaxllm.messages import ModelRunnerOutput, SampledToken, SchedulerOutput, TokenLogprobs
 from jaxllm.worker.buckets import num_seqs_at
@@ -44,7 +45,8 @@ class ModelRunner:
         """Returns the last layer's output [T, M]."""
         batch = jax.device_put(inputs.batch)
         hidden = self._programs("embed", inputs.size, self._model.frame, batch.token_ids)
-        caches, updated = self._cache_engine.caches, []
+        caches = self._cache_engine.caches
+        updated: list[LayerCache] = []
         for segment in self._model.segments:
             mine = caches[len(updated) : len(updated) + segment.num_layers]
             hidden, mine = self._programs(f"layers_{segment.kind}", inputs.size, segment.weights, hidden, batch, mine)

@@ -23,6 +23,7 @@ from pallas_kernels.kv_cache_update import copy_blocks
 
 Weights = tuple[jax.Array, ...]
 Caches = tuple[LayerCache, ...]
+LayerRunner = Callable[[Weights, jax.Array, ForwardBatch, Caches], tuple[jax.Array, Caches]]
 
 
 class Segment(NamedTuple):
@@ -47,7 +48,7 @@ class StepModel(NamedTuple):
     frame: Weights
     segments: tuple[Segment, ...]
     embed: Callable[[Weights, jax.Array], jax.Array]
-    run_layers: tuple[Callable[[Weights, jax.Array, ForwardBatch, Caches], tuple[jax.Array, Caches]], ...]
+    run_layers: tuple[LayerRunner, ...]
     logits: Callable[[Weights, jax.Array, jax.Array], jax.Array]
 
 
@@ -61,7 +62,8 @@ def split_model(model: CausalLM, layers_per_segment: int) -> StepModel:
     frame_def, frame_state = nnx.split(model.frame)
     frame, frame_tree = jax.tree.flatten(frame_state)
     kinds: dict[Any, int] = {}
-    segments, run_layers = [], []
+    segments: list[Segment] = []
+    run_layers: list[LayerRunner] = []
     layers = list(model.layers)
     for first in range(0, len(layers), layers_per_segment):
         group = layers[first : first + layers_per_segment]
@@ -98,9 +100,7 @@ def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.A
     return LayerCache(copy_blocks(cache.k, sources, destinations), copy_blocks(cache.v, sources, destinations))
 
 
-def _layer_runner(
-    graph_def: Any, tree: Any
-) -> Callable[[Weights, jax.Array, ForwardBatch, Caches], tuple[jax.Array, Caches]]:
+def _layer_runner(graph_def: Any, tree: Any) -> LayerRunner:
     def run_layers(
         weights: Weights, hidden: jax.Array, batch: ForwardBatch, caches: Caches
     ) -> tuple[jax.Array, Caches]:

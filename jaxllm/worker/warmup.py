@@ -20,7 +20,7 @@ def enable_compile_cache() -> None:
 
     Only our own folder, closed to others, is used: loading a cached program runs what stands in it.
     """
-    if not envs.is_compile_cache_on() or jax.config.jax_compilation_cache_dir is not None:
+    if not envs.is_compile_cache_on() or jax.config.values.get("jax_compilation_cache_dir") is not None:
         return
     folder = envs.home() / "xla"
     try:

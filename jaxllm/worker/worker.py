@@ -59,7 +59,10 @@ class Worker:
         input_batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache_engine.block_size, ladder)
         self._model_runner = ModelRunner(model, cache_engine, input_batch, programs, scheduler.max_num_seqs)
         return KVCacheInfo(
-            cache_engine.num_blocks, cache_engine.block_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+            cache_engine.num_blocks,
+            cache_engine.block_size,
+            scheduler.max_num_seqs,
+            scheduler.max_num_batched_tokens,
         )
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:

@@ -1,8 +1,9 @@
 """Paged attention in plain XLA: the fast path on CPU and the fallback everywhere.
 
 Work grows with what the batch really holds, not with its padded shapes: every loop has a trip count that is
-read from seq_lens. Decode tokens go through one vectorised loop over context chunks; longer queries are cut
-into tiles of QUERY_TILE tokens, one tile of one sequence at a time. Scores are never held for more than one chunk.
+read from seq_lens. Decode tokens go through a loop over context chunks, a group of sequences at a time: cheapest
+when sequences of like length stand together. Longer queries are cut into tiles of QUERY_TILE tokens, one tile of
+one sequence at a time. Scores are never held for more than one chunk.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 QUERY_TILE = 64  # tokens of one sequence that attend together
-DECODE_CHUNK = 64  # context tokens gathered at a time for all decode tokens
+DECODE_GROUP = 16  # sequences with one token that attend together
+DECODE_CHUNK = 32  # context tokens gathered at a time for one group
 PREFILL_CHUNK = 256  # context tokens gathered at a time for one tile
 
 
@@ -50,24 +52,38 @@ def _decode(
     seq_lens: jax.Array,  # [S], 0 where there is nothing to do
     scale: float,
 ) -> jax.Array:
+    """Attention of one query a sequence, DECODE_GROUP sequences at a time, each group as far as its longest."""
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
     tables, blocks_per_chunk, chunk_len = _pad_tables(block_tables, k_cache.shape[1], DECODE_CHUNK)
-    q = (q * scale).reshape(num_seqs, num_kv_heads, -1, head_dim)  # [S, K, G, D]
+    size = min(DECODE_GROUP, num_seqs)
+    padding = -num_seqs % size
+    tables, lens = jnp.pad(tables, ((0, padding), (0, 0))), jnp.pad(seq_lens, (0, padding))
+    q = jnp.pad(q * scale, ((0, padding), (0, 0), (0, 0))).reshape(
+        -1, num_kv_heads, num_heads // num_kv_heads, head_dim
+    )
 
-    def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
-        ids = jax.lax.dynamic_slice_in_dim(tables, chunk * blocks_per_chunk, blocks_per_chunk, axis=1)
-        k = k_cache[ids].reshape(num_seqs, chunk_len, num_kv_heads, head_dim)
-        v = v_cache[ids].reshape(num_seqs, chunk_len, num_kv_heads, head_dim)
-        scores = jnp.einsum("skgd,sckd->skgc", q, k, preferred_element_type=jnp.float32)
-        context = chunk * chunk_len + jnp.arange(chunk_len)
-        visible = context[None, :] < seq_lens[:, None]  # [S, C]
-        values = jnp.where(visible[:, :, None, None], v, 0)  # what lies past the end may be NaN
-        return _softmax_step(state, scores, visible[:, None, None, :], "skgc,sckd->skgd", values)
+    def group(index: jax.Array, out: jax.Array) -> jax.Array:
+        first = index * size
+        queries = jax.lax.dynamic_slice_in_dim(q, first, size)  # [size, K, G, D]
+        group_lens = jax.lax.dynamic_slice_in_dim(lens, first, size)
 
-    num_chunks = (jnp.max(seq_lens) + chunk_len - 1) // chunk_len
-    state = jax.lax.fori_loop(0, num_chunks, step, _softmax_start(q.shape))
-    return _softmax_end(state).reshape(num_seqs, num_heads, head_dim).astype(v_cache.dtype)
+        def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
+            ids = jax.lax.dynamic_slice(tables, (first, chunk * blocks_per_chunk), (size, blocks_per_chunk))
+            k, v = _gather(k_cache, ids), _gather(v_cache, ids)  # [size, C, K, D]
+            scores = jnp.einsum("skgd,sckd->skgc", queries, k, preferred_element_type=jnp.float32)
+            context = chunk * chunk_len + jnp.arange(chunk_len)
+            visible = context[None, :] < group_lens[:, None]  # [size, C]
+            values = jnp.where(visible[:, :, None, None], v, 0)  # what lies past the end may be NaN
+            return _softmax_step(state, scores, visible[:, None, None, :], "skgc,sckd->skgd", values)
+
+        num_chunks = (jnp.max(group_lens) + chunk_len - 1) // chunk_len
+        state = jax.lax.fori_loop(0, num_chunks, step, _softmax_start(queries.shape))
+        return jax.lax.dynamic_update_slice_in_dim(out, _softmax_end(state).astype(out.dtype), first, axis=0)
+
+    num_groups = q.shape[0] // size
+    out = jax.lax.fori_loop(0, num_groups, group, jnp.zeros(q.shape, v_cache.dtype))
+    return out[:num_seqs].reshape(num_seqs, num_heads, head_dim)
 
 
 def _prefill(
@@ -100,8 +116,7 @@ def _prefill(
 
         def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice(tables, (seq, chunk * blocks_per_chunk), (1, blocks_per_chunk))[0]
-            k = k_cache[ids].reshape(chunk_len, num_kv_heads, head_dim)
-            v = v_cache[ids].reshape(chunk_len, num_kv_heads, head_dim)
+            k, v = _gather(k_cache, ids), _gather(v_cache, ids)  # [C, K, D]
             scores = jnp.einsum("qkgd,ckd->kgqc", queries, k, preferred_element_type=jnp.float32)
             context = chunk * chunk_len + jnp.arange(chunk_len)
             visible = context[None, :] <= (position + offsets)[:, None]  # [Q, C]
@@ -118,6 +133,13 @@ def _prefill(
 
     out = jax.lax.fori_loop(0, last_tile[-1], tile, jnp.zeros(q.shape, v_cache.dtype))
     return out[:num_tokens].reshape(num_tokens, num_heads, head_dim)
+
+
+def _gather(cache: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns the tokens of blocks ids: [..., b] as [..., b * P, K, D]."""
+    num_blocks, block_size, num_kv_heads, head_dim = cache.shape
+    blocks = cache.reshape(num_blocks, -1).at[ids].get(mode="promise_in_bounds")
+    return blocks.reshape(*ids.shape[:-1], ids.shape[-1] * block_size, num_kv_heads, head_dim)
 
 
 def _pad_tables(block_tables: jax.Array, block_size: int, chunk_len: int) -> tuple[jax.Array, int, int]:

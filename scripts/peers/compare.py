@@ -98,9 +98,7 @@ def measure_vllm(args: argparse.Namespace, prompts: list[list[int]], folder: Pat
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if not result_file.exists():
         sys.exit(f"{done.stdout}\nvllm failed, exit code {done.returncode}")
     speed = float(json.loads(result_file.read_text(encoding="utf-8"))["output_tokens_per_second"])
@@ -115,9 +113,7 @@ def all_cores() -> str:
 def table(rows: list[dict[str, float]]) -> str:
     lines = ["| sequences | jaxllm, output tok/s | vLLM, output tok/s | ratio |", "|---:|---:|---:|---:|"]
     for row in rows:
-        lines.append(
-            f"| {row['concurrency']} | {row['jaxllm']:.0f} | {row['vllm']:.0f} | {row['ratio']:.2f} |"
-        )
+        lines.append(f"| {row['concurrency']} | {row['jaxllm']:.0f} | {row['vllm']:.0f} | {row['ratio']:.2f} |")
     return "\n".join(lines)
 
 

@@ -20,8 +20,6 @@ DEVICE_PACKAGES = ("jax", "jaxlib", "flax", "pallas_kernels", "sharding")
 @pytest.mark.parametrize("module", HOST_MODULES)
 def test_importing_it_leaves_the_device_side_alone(module: str) -> None:
     code = f"import sys, {module}; print(*[name for name in {DEVICE_PACKAGES} if name in sys.modules])"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.strip() == ""

@@ -45,9 +45,7 @@ def _is_banned_call(call: ast.Call) -> bool:
 
 
 def _sources() -> list[str]:
-    return [
-        str(path.relative_to(ROOT)) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
-    ]
+    return [str(path.relative_to(ROOT)) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def test_all_three_packages_are_looked_at() -> None:
@@ -95,8 +93,6 @@ def test_banned_things_are_found(line: str) -> None:
     assert list(banned_lines(ast.parse(line))) == [1]
 
 
-@pytest.mark.parametrize(
-    "line", ["model.eval()", "re.compile('a')", "from jaxllm import envs", "np.load(path)"]
-)
+@pytest.mark.parametrize("line", ["model.eval()", "re.compile('a')", "from jaxllm import envs", "np.load(path)"])
 def test_harmless_things_are_not(line: str) -> None:
     assert list(banned_lines(ast.parse(line))) == []

@@ -79,9 +79,7 @@ def test_the_fastest_timed_run_counts_and_the_warm_up_does_not() -> None:
     assert [prompts[0][0] for prompts, _ in llm.calls] == [0, 1, 2, 3]
 
 
-def test_json_has_the_field_names_of_vllm(
-    made_llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_field_names_of_vllm(made_llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     argv = "throughput --json --num-prompts 3 --input-len 5 --output-len 7 --max-num-seqs 2".split()
     assert main(argv) == 0
     out, err = capsys.readouterr()

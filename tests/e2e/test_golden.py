@@ -34,9 +34,7 @@ def llm(smollm2_path):
 
 @pytest.fixture(scope="module")
 def outputs(llm):
-    params = SamplingParams(
-        temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=10, prompt_logprobs=1
-    )
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=10, prompt_logprobs=1)
     return llm.generate(PROMPTS, params, use_tqdm=False)
 
 

@@ -58,9 +58,7 @@ def test_n_sequences_are_those_of_their_own_seeds(smollm2_path):
         together = SamplingParams(n=4, temperature=1.0, seed=100, max_tokens=20, ignore_eos=True)
         (output,) = llm.generate(prompt, together, use_tqdm=False)
         assert llm.llm_engine.stats.num_copied_blocks > 0, "the prompt's last block is shared, then copied"
-        single = [
-            SamplingParams(temperature=1.0, seed=100 + i, max_tokens=20, ignore_eos=True) for i in range(4)
-        ]
+        single = [SamplingParams(temperature=1.0, seed=100 + i, max_tokens=20, ignore_eos=True) for i in range(4)]
         outputs = llm.generate([prompt] * 4, single, use_tqdm=False)
         assert [sequence.token_ids for sequence in output.outputs] == [o.outputs[0].token_ids for o in outputs]
         assert len({tuple(sequence.token_ids) for sequence in output.outputs}) == 4

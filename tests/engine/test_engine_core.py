@@ -32,9 +32,7 @@ def _config() -> EngineConfig:
     return EngineConfig(model=model, model_path=Path("model.gguf"), cache=CacheConfig(), scheduler=scheduler)
 
 
-def _request(
-    request_id: str, prompt_token_ids: list[int], max_tokens: int = 2, n: int = 1
-) -> EngineCoreRequest:
+def _request(request_id: str, prompt_token_ids: list[int], max_tokens: int = 2, n: int = 1) -> EngineCoreRequest:
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
@@ -87,9 +85,7 @@ def test_client_passes_everything_on() -> None:
     client.get_output()
     client.abort_requests(["a", "unknown", "a"])
     client.finish_sequence("b", 0)
-    seen = [
-        (output.request_id, [seq.index for seq in output.sequences]) for output in client.get_output().outputs
-    ]
+    seen = [(output.request_id, [seq.index for seq in output.sequences]) for output in client.get_output().outputs]
     assert seen == [("b", [1]), ("c", [0, 1])]
     client.abort_requests(["b", "c"])
     assert not client.has_unfinished_requests()

@@ -68,9 +68,7 @@ def test_a_stop_token_is_hidden_from_text_alone(include: bool, text: str) -> Non
 
 def test_eos_is_hidden_even_where_special_tokens_are_shown() -> None:
     assert answer("hi", skip_special_tokens=False)[-1].outputs[0].text == "hi"
-    assert (
-        answer("hi", skip_special_tokens=False, ignore_eos=True, max_tokens=3)[-1].outputs[0].text == "hi</s>"
-    )
+    assert answer("hi", skip_special_tokens=False, ignore_eos=True, max_tokens=3)[-1].outputs[0].text == "hi</s>"
 
 
 def test_a_stop_string_ends_the_request_and_tells_the_core() -> None:

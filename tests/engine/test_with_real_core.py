@@ -29,13 +29,9 @@ def draw_letter(token_ids: Sequence[int], seed: int) -> int:
     return ord("a") + (seed + len(token_ids)) % 26
 
 
-def make(
-    num_blocks: int = 64, draw: Callable[[Sequence[int], int], int] | None = None
-) -> tuple[LLMEngine, EngineCore]:
+def make(num_blocks: int = 64, draw: Callable[[Sequence[int], int], int] | None = None) -> tuple[LLMEngine, EngineCore]:
     config: EngineConfig = engine_config()
-    executor = FakeExecutor(
-        next_byte, draw=draw, num_blocks=num_blocks, block_size=4, max_num_batched_tokens=16
-    )
+    executor = FakeExecutor(next_byte, draw=draw, num_blocks=num_blocks, block_size=4, max_num_batched_tokens=16)
     core = EngineCore(config, executor)
     return LLMEngine(config, ByteTokenizer(), InprocClient(core), eos_token_ids=[257]), core
 

@@ -98,12 +98,7 @@ def test_every_sampling_flag() -> None:
 
 def test_engine_flags_reach_the_engine() -> None:
     engines = Engines()
-    assert (
-        main(
-            ["hi", "--model", "m.gguf", "--max-num-seqs", "4", "--no-enable-prefix-caching", "there"], engines
-        )
-        == 0
-    )
+    assert main(["hi", "--model", "m.gguf", "--max-num-seqs", "4", "--no-enable-prefix-caching", "there"], engines) == 0
     assert engines.args == [EngineArgs(model="m.gguf", max_num_seqs=4, enable_prefix_caching=False)]
     assert [bytes(request.prompt_token_ids) for request in engines.client.requests] == [b"hi", b"there"]
 
@@ -116,9 +111,7 @@ def test_several_prompts_are_printed_with_their_answers_in_order(capsys: pytest.
     assert capsys.readouterr() == ("> a\naaa\n\n> bc\nbc\n\n", "")
 
 
-def test_json_is_one_object_a_prompt_in_input_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_one_object_a_prompt_in_input_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('"from file"\n[104, 105]\n{"prompt": "dict"}\nplain\n')
     assert main(["first", "--prompts-file", str(file), "--json", "--logprobs", "1"], Engines()) == 0
@@ -198,9 +191,7 @@ def test_logprobs_without_json_say_where_they_are(capsys: pytest.CaptureFixture[
         (["--prompts-file", "/no/such/file"], "cannot read prompts file /no/such/file: No such file"),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(
-    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line_and_code_2(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv, Engines()) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -216,9 +207,7 @@ def test_bad_input_is_one_line_and_code_2(
         (["a", "--top-k"], "argument --top-k: expected one argument"),
     ],
 )
-def test_bad_flags_are_one_line_and_code_2(
-    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_flags_are_one_line_and_code_2(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv, Engines())
     assert caught.value.code == 2
@@ -249,9 +238,7 @@ def test_token_ids_are_no_chat_message(tmp_path: Path, capsys: pytest.CaptureFix
         (EngineDeadError("no such\nfile"), 1),
     ],
 )
-def test_errors_of_the_engine_are_one_line(
-    error: JaxllmError, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_of_the_engine_are_one_line(error: JaxllmError, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(args: EngineArgs) -> LLMEngine:
         raise error
 
@@ -299,7 +286,5 @@ def test_a_reader_who_leaves_ends_it_quietly(flag: str) -> None:
 
 def test_a_terminal_that_lacks_a_character_shows_another() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    result = subprocess.run(
-        command("caf\u00e9", "hi"), capture_output=True, cwd=ROOT, env=environment, check=False
-    )
+    result = subprocess.run(command("caf\u00e9", "hi"), capture_output=True, cwd=ROOT, env=environment, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, b"caf?\n", b"")

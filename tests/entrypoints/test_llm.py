@@ -115,9 +115,7 @@ def test_chat_takes_one_conversation_or_several(make_llm: MakeLLM) -> None:
     assert output.prompt == "<user>hi\n<assistant>"
     assert bytes(output.prompt_token_ids) == b"<user>hi\n<assistant>"
     assert output.outputs[0].text == "fine"
-    outputs = llm.chat(
-        [hello, [{"role": "system", "content": "s"}]], use_tqdm=False, add_generation_prompt=False
-    )
+    outputs = llm.chat([hello, [{"role": "system", "content": "s"}]], use_tqdm=False, add_generation_prompt=False)
     assert [output.prompt for output in outputs] == ["<user>hi\n", "<system>s\n"]
     assert len(client.requests) == 3
 

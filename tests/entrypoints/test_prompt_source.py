@@ -46,9 +46,7 @@ def test_no_prompt_is_an_error(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n\n")
     for prompts_file in (None, str(empty)):
-        with pytest.raises(
-            InvalidRequestError, match="no prompt: give one as an argument, or --prompts-file"
-        ):
+        with pytest.raises(InvalidRequestError, match="no prompt: give one as an argument, or --prompts-file"):
             read_prompts([], prompts_file)
 
 

@@ -28,7 +28,11 @@ def _norm(x, weight, eps):
 
 
 def _attention(x, weights, name, config):
-    num_heads, num_kv_heads, dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    num_heads, num_kv_heads, dim = (
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["head_dim"],
+    )
     num_tokens = len(x)
 
     def heads(part, count):

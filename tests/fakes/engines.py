@@ -21,9 +21,7 @@ def engine_config(max_model_len: int = 64, model_limit: int = 128, seed: int | N
         max_position_embeddings=model_limit,
     )
     scheduler = SchedulerConfig(max_model_len=max_model_len)
-    return EngineConfig(
-        model=model, model_path=Path("model.gguf"), seed=seed, cache=CacheConfig(), scheduler=scheduler
-    )
+    return EngineConfig(model=model, model_path=Path("model.gguf"), seed=seed, cache=CacheConfig(), scheduler=scheduler)
 
 
 def scripted_engine(script: Script | str, max_model_len: int = 64) -> tuple[LLMEngine, ScriptedClient]:

@@ -103,9 +103,7 @@ class FakeExecutor(Executor):
             row.block_ids += block_ids
         for seq_id, block_idx, block_id in cached.replaced_blocks:
             row = self._rows[seq_id]
-            assert (row.block_ids[block_idx], block_id) in step.blocks_to_copy, (
-                "a block replaced without a copy"
-            )
+            assert (row.block_ids[block_idx], block_id) in step.blocks_to_copy, "a block replaced without a copy"
             row.block_ids[block_idx] = block_id
         touched = [new.seq_id for new in step.new_seqs] + cached.seq_ids
         assert sorted(touched) == sorted(step.num_scheduled_tokens), "rows touched aren't the rows scheduled"
@@ -120,11 +118,7 @@ class FakeExecutor(Executor):
         for seq_id, num_tokens in step.num_scheduled_tokens.items():
             row = self._rows[seq_id]
             end = row.num_computed_tokens + num_tokens
-            assert (
-                0 < num_tokens
-                and end <= len(row.token_ids)
-                and end <= len(row.block_ids) * self._info.block_size
-            )
+            assert 0 < num_tokens and end <= len(row.token_ids) and end <= len(row.block_ids) * self._info.block_size
             assert 0 not in row.block_ids, "a sequence owns the null block"
             is_last = end == len(row.token_ids)
             assert is_last or seq_id not in step.num_samples, "draws from a half computed prompt"
@@ -139,9 +133,7 @@ class FakeExecutor(Executor):
     def _check_content(self, seq_id: int, num_tokens: int, when: str) -> None:
         row = self._rows[seq_id]
         held = self._cache[row.block_ids].reshape(-1)[:num_tokens]
-        assert held.tolist() == row.prefix_hashes[:num_tokens], (
-            f"sequence {seq_id} reads foreign content {when}"
-        )
+        assert held.tolist() == row.prefix_hashes[:num_tokens], f"sequence {seq_id} reads foreign content {when}"
 
     def _write(self, step: SchedulerOutput) -> None:
         written: set[tuple[int, int]] = set()
@@ -164,9 +156,7 @@ class FakeExecutor(Executor):
                 sampled[seq_id] = [self._draw_token(row, row.seed + index) for index in range(num_draws)]
             if row.sampling_params.prompt_logprobs is not None:
                 end = min(row.num_computed_tokens + 1, row.num_prompt_tokens)
-                prompt_logprobs[seq_id] = [
-                    _position_logprobs(row, position) for position in range(start + 1, end)
-                ]
+                prompt_logprobs[seq_id] = [_position_logprobs(row, position) for position in range(start + 1, end)]
         return ModelRunnerOutput(sampled, prompt_logprobs)
 
     def _draw_token(self, row: _Row, seed: int) -> SampledToken:

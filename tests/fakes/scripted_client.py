@@ -69,12 +69,8 @@ class ScriptedClient(EngineCoreClient):
         self.is_shut_down = True
 
     def _advance(self, request: EngineCoreRequest) -> EngineCoreOutput:
-        is_first = all(
-            not count for (name, _), count in self._num_tokens.items() if name == request.request_id
-        )
-        sequences = [
-            self._next(request, index) for name, index in list(self._num_tokens) if name == request.request_id
-        ]
+        is_first = all(not count for (name, _), count in self._num_tokens.items() if name == request.request_id)
+        sequences = [self._next(request, index) for name, index in list(self._num_tokens) if name == request.request_id]
         wants = request.sampling_params.prompt_logprobs
         scores = [_logprobs(token_id, wants) for token_id in request.prompt_token_ids[1:]] if is_first else []
         return EngineCoreOutput(

@@ -86,9 +86,7 @@ def micro_llama() -> TinyModel:
     return replace(model, tokens=(*SPECIAL_TOKENS, "a", "b", "ab"), merges=("a b",))
 
 
-def write_tiny_gguf(
-    path: Path, model: TinyModel, weight_type: GGMLQuantizationType = GGMLQuantizationType.F32
-) -> Path:
+def write_tiny_gguf(path: Path, model: TinyModel, weight_type: GGMLQuantizationType = GGMLQuantizationType.F32) -> Path:
     """Writes a GGUF file as llama.cpp's converter does, with matrices stored as `weight_type`."""
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -115,9 +113,7 @@ def write_tiny_gguf(
     return path
 
 
-def write_tiny_folder(
-    path: Path, model: TinyModel, num_shards: int = 1, dtype: np.dtype | type = np.float32
-) -> Path:
+def write_tiny_folder(path: Path, model: TinyModel, num_shards: int = 1, dtype: np.dtype | type = np.float32) -> Path:
     """Writes a Hugging Face folder, with an index where there are several shards."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(model.config))

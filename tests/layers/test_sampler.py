@@ -106,7 +106,10 @@ def test_a_row_does_not_depend_on_its_neighbours():
     seeds, positions = rng.integers(0, 2**32, 8), rng.integers(0, 1000, 8)
     together = np.asarray(_sample(logits, _batch(8, seeds=seeds, positions=positions, top_p=0.95)))
     for row in range(8):
-        alone = _sample(logits[row : row + 1], _batch(1, seeds=seeds[row : row + 1], positions=positions[row : row + 1], top_p=0.95))
+        alone = _sample(
+            logits[row : row + 1],
+            _batch(1, seeds=seeds[row : row + 1], positions=positions[row : row + 1], top_p=0.95),
+        )
         assert int(alone[0]) == together[row]
 
 

@@ -75,9 +75,7 @@ def test_pickles_are_refused(suffix: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_nowhere(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *args, **kwargs: pytest.fail("asked the hub")
-    )
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: pytest.fail("asked the hub"))
     with pytest.raises(ModelNotFoundError) as caught:
         open_checkpoint(model)
     message = str(caught.value)
@@ -138,9 +136,5 @@ def test_offline_asks_nobody(tmp_path: Path) -> None:
         "except ModelNotFoundError as error:\n    print(error)\n"
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert (
-        done.stdout.startswith("hub model 'org/name' could not be fetched") and done.stdout.count("\n") == 1
-    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("hub model 'org/name' could not be fetched") and done.stdout.count("\n") == 1

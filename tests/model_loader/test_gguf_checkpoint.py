@@ -134,9 +134,7 @@ def _with_rope_factors(factors: list[float]) -> TinyModel:
 
 
 def test_llama3_rope_scaling_is_found_in_its_factors(tmp_path: Path) -> None:
-    checkpoint = GGUFCheckpoint(
-        write_tiny_gguf(tmp_path / "x.gguf", _with_rope_factors(_llama3_factors(64, 32.0)))
-    )
+    checkpoint = GGUFCheckpoint(write_tiny_gguf(tmp_path / "x.gguf", _with_rope_factors(_llama3_factors(64, 32.0))))
     assert checkpoint.config["rope_scaling"] == {
         "rope_type": "llama3",
         "factor": 32.0,

@@ -33,9 +33,7 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
 
-def _tensor(
-    name: str, dims: tuple[int, ...], offset: int, tensor_type: int = 0, num_dims: int | None = None
-) -> bytes:
+def _tensor(name: str, dims: tuple[int, ...], offset: int, tensor_type: int = 0, num_dims: int | None = None) -> bytes:
     count = len(dims) if num_dims is None else num_dims
     return _string(name) + struct.pack(f"<I{len(dims)}QIQ", count, *dims, tensor_type, offset)
 
@@ -246,9 +244,7 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_tensor_types_that_are_not_read(tmp_path: Path) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match="'x' is stored as IQ2_XXS, which is not read; supported: BF16"
-    ):
+    with pytest.raises(UnsupportedModelError, match="'x' is stored as IQ2_XXS, which is not read; supported: BF16"):
         GGUFFile(_file(tmp_path / "x.gguf", [], [_tensor("x", (256,), 0, tensor_type=16)], 96))
     assert "unknown type 9999" in _open_error(
         _file(tmp_path / "y.gguf", [], [_tensor("x", (256,), 0, tensor_type=9999)], 96)

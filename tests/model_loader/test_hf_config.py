@@ -55,9 +55,7 @@ def test_eos_ids(ids: Any, expected: tuple[int, ...]) -> None:
          {"rope_type": "llama3", **LLAMA3}),
     ],
 )  # fmt: skip
-def test_rope_of_transformers_4_and_5(
-    fields: dict[str, Any], theta: float, scaling: dict[str, Any] | None
-) -> None:
+def test_rope_of_transformers_4_and_5(fields: dict[str, Any], theta: float, scaling: dict[str, Any] | None) -> None:
     config = model_config_from_hf(_config(**fields))
     assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
 
@@ -113,8 +111,6 @@ def test_the_field_is_named() -> None:
 
 
 def test_other_architectures() -> None:
-    message = (
-        "'LLaMAForCausalLM' is not supported; supported: LlamaForCausalLM; the nearest is LlamaForCausalLM"
-    )
+    message = "'LLaMAForCausalLM' is not supported; supported: LlamaForCausalLM; the nearest is LlamaForCausalLM"
     with pytest.raises(UnsupportedModelError, match=message):
         model_config_from_hf(_config(architectures=["LLaMAForCausalLM"]))

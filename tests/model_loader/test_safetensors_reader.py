@@ -76,9 +76,7 @@ def micro_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=200)
 @given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=3))
-def test_flipped_bytes_open_or_raise_model_load_error(
-    micro_folder: Path, flips: list[tuple[int, int]]
-) -> None:
+def test_flipped_bytes_open_or_raise_model_load_error(micro_folder: Path, flips: list[tuple[int, int]]) -> None:
     path = micro_folder / "damaged"
     damaged = bytearray((micro_folder / "model.safetensors").read_bytes())
     header_bytes = 8 + struct.unpack("<Q", damaged[:8])[0]
@@ -100,9 +98,7 @@ def test_missing_and_swapped_shards(tmp_path: Path) -> None:
     assert "expected tensor 'model.embed_tokens.weight' by model.safetensors.index.json" in _error(folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["../x.safetensors", "/etc/passwd", "a\0b.safetensors", "weights.bin", 7, None, ""]
-)
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a\0b.safetensors", "weights.bin", 7, None, ""])
 def test_index_that_names_other_files(name: Any, tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "m", tiny_llama(), num_shards=2)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
@@ -112,9 +108,7 @@ def test_index_that_names_other_files(name: Any, tmp_path: Path) -> None:
 def test_git_lfs_pointer_in_place_of_a_shard(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "m", tiny_llama(), num_shards=2)
     (folder / SECOND).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5000\n")
-    assert f"{SECOND}: is a Git LFS pointer, not the file itself: expected 5000 bytes, got 67" in _error(
-        folder
-    )
+    assert f"{SECOND}: is a Git LFS pointer, not the file itself: expected 5000 bytes, got 67" in _error(folder)
 
 
 def test_a_tensor_in_two_files(tmp_path: Path) -> None:
@@ -130,9 +124,7 @@ def test_a_folder_with_pickles_only(tmp_path: Path) -> None:
     assert "no *.safetensors file; pytorch_model.bin is a pickle" in _error(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", "[" * 100_000, '{"a": NaN}', '{"a": Infinity}', "\ufeff{}", "\0"]
-)
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"a": NaN}', '{"a": Infinity}', "\ufeff{}", "\0"])
 def test_damaged_config_json(text: str, tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "m", micro_llama())
     (folder / "config.json").write_text(text)
@@ -175,7 +167,5 @@ def test_a_header_longer_than_the_file(tmp_path: Path) -> None:
 
 
 def test_dtypes_that_are_not_read(tmp_path: Path) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match="stored as 'F8_E4M3', which is not read; supported: F64, F32"
-    ):
+    with pytest.raises(UnsupportedModelError, match="stored as 'F8_E4M3', which is not read; supported: F64, F32"):
         read_header(_raw(tmp_path / "x", {"a": _entry(0, 2, dtype="F8_E4M3")}, 2))

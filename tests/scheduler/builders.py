@@ -35,9 +35,7 @@ def make_seq(seq_id: int, token_ids: list[int], block_size: int = 4) -> Sequence
     return Sequence(seq_id, f"request-{seq_id}", 0, token_ids, block_size)
 
 
-def make_scheduler(
-    executor: FakeExecutor, max_model_len: int = 64, enable_prefix_caching: bool = True
-) -> Scheduler:
+def make_scheduler(executor: FakeExecutor, max_model_len: int = 64, enable_prefix_caching: bool = True) -> Scheduler:
     info: KVCacheInfo = executor.initialize()
     config = SchedulerConfig(
         max_num_seqs=info.max_num_seqs,

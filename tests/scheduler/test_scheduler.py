@@ -41,9 +41,7 @@ def test_the_worker_is_told_each_thing_once() -> None:
     scheduler = make_scheduler(executor)
     scheduler.add_request(make_request("a", [10, 11], max_tokens=4))
     first, second, third, fourth = (run_step(scheduler, executor)[0] for _ in range(4))
-    assert [(new.seq_id, new.token_ids, new.block_ids, new.seed) for new in first.new_seqs] == [
-        (0, [10, 11], [1], 100)
-    ]
+    assert [(new.seq_id, new.token_ids, new.block_ids, new.seed) for new in first.new_seqs] == [(0, [10, 11], [1], 100)]
     assert (second.new_seqs, second.cached_seqs.seq_ids) == ([], [0])
     assert (second.cached_seqs.new_token_ids, second.cached_seqs.new_block_ids) == ([[12]], [[2]])
     assert (third.cached_seqs.new_token_ids, third.cached_seqs.new_block_ids) == ([[13]], [[]])
@@ -205,9 +203,7 @@ def test_each_prompt_logprob_comes_once_in_order_in_spite_of_chunks_and_preempti
         (8, {"stop_token_ids": [EOS], "ignore_eos": True}, ([8, 7, 6, 5, 4, 3, 2], "stop", EOS)),
     ],
 )
-def test_stop_rules(
-    max_tokens: int, params: dict[str, Any], expected: tuple[list[int], str, int | None]
-) -> None:
+def test_stop_rules(max_tokens: int, params: dict[str, Any], expected: tuple[list[int], str, int | None]) -> None:
     executor = FakeExecutor(lambda token_ids: token_ids[-1] - 1)
     scheduler = make_scheduler(executor)
     scheduler.add_request(make_request("a", [9], max_tokens=max_tokens, **params))
@@ -252,9 +248,7 @@ def test_what_can_never_run_is_refused_and_the_queue_moves(
 def test_what_just_fits_the_pool_runs() -> None:
     executor = FakeExecutor(num_blocks=8)
     scheduler = make_scheduler(executor, max_model_len=40)
-    scheduler.add_request(
-        make_request("a", list(range(10, 30)), max_tokens=9)
-    )  # 28 tokens need room: 7 blocks
+    scheduler.add_request(make_request("a", list(range(10, 30)), max_tokens=9))  # 28 tokens need room: 7 blocks
     assert run_all(scheduler, executor) == {("a", 0): list(range(30, 39))}
 
 

@@ -57,9 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.max_model_len = max_model_len
         self.num_requests = 0
         self.in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
-        self.live: dict[
-            str, dict[int, list[int]]
-        ] = {}  # request -> index -> tokens of its unfinished sequences
+        self.live: dict[str, dict[int, list[int]]] = {}  # request -> index -> tokens of its unfinished sequences
         self.limits: dict[str, tuple[int, int]] = {}  # request -> prompt tokens, max_tokens
         self.num_prompt_logprobs: dict[str, int] = {}
 
@@ -70,9 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         wants_prompt_logprobs=st.booleans(),
         salt=st.sampled_from([None, None, "x"]),
     )
-    def add(
-        self, prompt: list[int], n: int, max_tokens: int, wants_prompt_logprobs: bool, salt: str | None
-    ) -> None:
+    def add(self, prompt: list[int], n: int, max_tokens: int, wants_prompt_logprobs: bool, salt: str | None) -> None:
         request_id = f"r{self.num_requests}"
         self.num_requests += 1
         request = make_request(

@@ -61,9 +61,7 @@ def test_the_templates_own_message() -> None:
 
 
 def test_no_template() -> None:
-    with pytest.raises(
-        InvalidRequestError, match="this model has no chat template; give plain prompts instead"
-    ):
+    with pytest.raises(InvalidRequestError, match="this model has no chat template; give plain prompts instead"):
         _render(None)
 
 
@@ -139,9 +137,7 @@ def test_endless_and_growing_templates(template: str) -> None:
     assert time.monotonic() - start < 6
 
 
-@pytest.mark.parametrize(
-    "template", ["{% if %}", "{{ x.y.z }}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}", "{% for %}", "{{"]
-)
+@pytest.mark.parametrize("template", ["{% if %}", "{{ x.y.z }}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}", "{% for %}", "{{"])
 def test_broken_templates(template: str) -> None:
     assert _error(template).startswith("the model's chat template failed: ")
 

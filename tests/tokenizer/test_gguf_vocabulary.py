@@ -134,9 +134,7 @@ def test_kinds_that_are_not_read(tmp_path: Path) -> None:
         UnsupportedModelError, match="tokenizer.ggml.model 'bert' is not supported; supported: gpt2, llama"
     ):
         _build(tmp_path / "x.gguf", kind="bert")
-    with pytest.raises(
-        UnsupportedModelError, match="tokenizer.ggml.pre 'martian' is not supported; supported: deep"
-    ):
+    with pytest.raises(UnsupportedModelError, match="tokenizer.ggml.pre 'martian' is not supported; supported: deep"):
         _build(tmp_path / "y.gguf", pre="martian")
 
 

@@ -9,13 +9,25 @@ from jaxllm.worker.input_batch import InputBatch, PromptPosition
 
 def _step(step_id, scheduled, new=(), cached=((), (), (), ()), num_samples=None, dropped=()):
     return SchedulerOutput(
-        step_id, scheduled, list(new), CachedSequences(*map(list, cached)), num_samples or {}, [], list(dropped)
+        step_id,
+        scheduled,
+        list(new),
+        CachedSequences(*map(list, cached)),
+        num_samples or {},
+        [],
+        list(dropped),
     )
 
 
 def _new(seq_id, token_ids, block_ids, num_computed=0, seed=0, num_prompt=None, **params):
     return NewSequence(
-        seq_id, token_ids, num_prompt or len(token_ids), block_ids, num_computed, seed, SamplingParams(**params)
+        seq_id,
+        token_ids,
+        num_prompt or len(token_ids),
+        block_ids,
+        num_computed,
+        seed,
+        SamplingParams(**params),
     )
 
 

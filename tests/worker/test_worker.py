@@ -53,8 +53,10 @@ def _new(seq_id, token_ids, blocks, **params):
 
 
 def _log_softmax(logits):
-    return logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) - logits.max(
-        -1, keepdims=True
+    return (
+        logits
+        - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - logits.max(-1, keepdims=True)
     )
 
 
