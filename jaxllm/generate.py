@@ -16,7 +16,7 @@ from jaxllm.entrypoints.arg_parser import ArgParser
 from jaxllm.entrypoints.offline_runner import OfflineRunner, chat_prompt
 from jaxllm.entrypoints.output_format import to_json_line, to_stats_line, to_text
 from jaxllm.entrypoints.progress import ProgressBar
-from jaxllm.entrypoints.prompt_source import read_prompts
+from jaxllm.entrypoints.prompt_source import max_num_tokens, read_prompts
 from jaxllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, JaxllmError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
@@ -29,6 +29,8 @@ _EXIT_INTERRUPTED = 130
 _EXIT_BROKEN_PIPE = 141  # as a process that SIGPIPE ended
 # --seed seeds the requests themselves.
 _NO_FLAGS = ("seed",)
+# What a chat template adds to a prompt, roughly; where it is more, the prompt is computed in two chunks.
+_CHAT_TEMPLATE_TOKENS = 64
 
 
 def main(argv: Sequence[str] | None = None, make_engine: MakeEngine = LLMEngine.from_engine_args) -> int:
@@ -59,6 +61,7 @@ def _run(args: argparse.Namespace, make_engine: MakeEngine) -> None:
     is_streaming = _is_streaming(args, len(prompts))
     if (args.logprobs is not None or args.prompt_logprobs is not None) and not args.json:
         sys.stderr.write("note: log probabilities are shown with --json only\n")
+    _fit_batch(args, prompts)
     engine = make_engine(EngineArgs.from_cli_args(args, exclude=_NO_FLAGS))
     try:
         if args.chat:
@@ -76,6 +79,15 @@ def _run(args: argparse.Namespace, make_engine: MakeEngine) -> None:
             sys.stderr.write(to_stats_line(outputs) + "\n")
     finally:
         engine.shutdown()
+
+
+def _fit_batch(args: argparse.Namespace, prompts: Sequence[Prompt]) -> None:
+    """Fills in batch limits that weren't given: no larger than these prompts need, so that less is compiled."""
+    if args.max_num_seqs is None:
+        args.max_num_seqs = max(min(EngineArgs.max_num_seqs, len(prompts) * args.n), 1)
+    if args.max_num_batched_tokens is None:
+        most_tokens = sum(map(max_num_tokens, prompts)) + len(prompts) * _CHAT_TEMPLATE_TOKENS
+        args.max_num_batched_tokens = min(EngineArgs.max_num_batched_tokens, max(most_tokens, args.max_num_seqs))
 
 
 class _StreamPrinter:
@@ -179,6 +191,7 @@ def _make_parser() -> ArgParser:
     add("--logprobs", type=int, metavar="K", help="report the K likeliest tokens at each generated position")
     add("--prompt-logprobs", type=int, metavar="K", help="the same at each prompt position")
     EngineArgs.add_cli_args(parser, exclude=_NO_FLAGS)
+    parser.set_defaults(max_num_seqs=None, max_num_batched_tokens=None)  # see _fit_batch
     return parser
 
 

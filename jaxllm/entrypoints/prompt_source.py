@@ -52,3 +52,13 @@ def _read_lines(path: str) -> Iterable[str]:
         raise InvalidRequestError(
             f"prompts file {path} must be UTF-8 text, got a bad byte at offset {error.start}", "prompts_file"
         ) from None
+
+
+def max_num_tokens(prompt: Prompt) -> int:
+    """Returns a number that the prompt's tokens don't exceed, without a tokenizer: no token is less than a byte."""
+    content: object = prompt
+    if isinstance(prompt, dict):
+        content = prompt.get("prompt_token_ids") or prompt.get("prompt")
+    if isinstance(content, str):
+        return len(content.encode("utf-8", errors="replace"))
+    return len(content) if isinstance(content, list) else 0  # anything else will be refused

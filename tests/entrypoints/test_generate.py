@@ -99,8 +99,27 @@ def test_every_sampling_flag() -> None:
 def test_engine_flags_reach_the_engine() -> None:
     engines = Engines()
     assert main(["hi", "--model", "m.gguf", "--max-num-seqs", "4", "--no-enable-prefix-caching", "there"], engines) == 0
-    assert engines.args == [EngineArgs(model="m.gguf", max_num_seqs=4, enable_prefix_caching=False)]
+    fitted = 2 * 64 + len("hi") + len("there")
+    assert engines.args == [
+        EngineArgs(model="m.gguf", max_num_seqs=4, max_num_batched_tokens=fitted, enable_prefix_caching=False)
+    ]
     assert [bytes(request.prompt_token_ids) for request in engines.client.requests] == [b"hi", b"there"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "num_seqs", "num_tokens"),
+    [
+        (["hi"], 1, 66),
+        (["hi", "--n", "3", "--temperature", "1"], 3, 66),
+        (["é" * 5000, "hi"], 2, 2048),
+        (["hi", "--max-num-seqs", "7", "--max-num-batched-tokens", "9"], 7, 9),
+    ],
+)
+def test_the_batch_is_no_larger_than_the_prompts_need(argv: list[str], num_seqs: int, num_tokens: int) -> None:
+    engines = Engines()
+    main(argv, engines)
+    (args,) = engines.args
+    assert (args.max_num_seqs, args.max_num_batched_tokens) == (num_seqs, num_tokens)
 
 
 def test_several_prompts_are_printed_with_their_answers_in_order(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.entrypoints.prompt_source import parse_line, read_prompts
+from jaxllm.entrypoints.prompt_source import max_num_tokens, parse_line, read_prompts
 from jaxllm.exceptions import InvalidRequestError
 
 
@@ -59,3 +59,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     binary.write_bytes(b"ab\xff")
     with pytest.raises(InvalidRequestError, match="must be UTF-8 text, got a bad byte at offset 2"):
         read_prompts([], str(binary))
+
+
+def test_a_bound_on_the_number_of_tokens() -> None:
+    assert max_num_tokens("né") == 3
+    assert max_num_tokens({"prompt": "ab"}) == 2
+    assert max_num_tokens({"prompt_token_ids": [1, 2, 3], "prompt": "a long text"}) == 3
+    assert max_num_tokens([1, 2]) == 2
+    assert max_num_tokens({"prompt": 5}) == 0  # type: ignore[typeddict-item]

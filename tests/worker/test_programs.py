@@ -1,8 +1,18 @@
+import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
-from jaxllm.worker.programs import CompiledPrograms, Program
+from jaxllm.layers.attention import LayerCache
+from jaxllm.model_loader.hf_config import model_config_from_hf
+from jaxllm.models.causal_lm import CausalLM
+from jaxllm.models.llama import build_layer
+from jaxllm.worker.buckets import token_ladder
+from jaxllm.worker.programs import CompiledPrograms, Program, ProgramShapes, list_programs
+from jaxllm.worker.step_fn import split_model
 from jaxllm.worker.warmup import compile_programs
+from sharding.mesh import make_mesh
+from tests.fakes.tiny_models import tiny_llama
 
 
 def test_what_was_not_compiled_at_start_is_an_error():
@@ -17,3 +27,38 @@ def test_what_was_not_compiled_at_start_is_an_error():
 def test_nothing_compiled_names_nothing():
     with pytest.raises(RuntimeError, match=r"sizes \[\], not for 1"):
         CompiledPrograms({})("sample", 1)
+
+
+def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
+    config = model_config_from_hf(tiny_llama().config)
+    model = CausalLM(config, [build_layer(config, i, jnp.float32) for i in range(2)], jnp.float32)
+    model = nnx.merge(*nnx.split(model))
+    shape = (num_blocks, 16, config.num_key_value_heads, config.head_dim)
+    shapes = ProgramShapes(
+        ladder=ladder,
+        max_num_seqs=8,
+        blocks_per_seq=16,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        dtype=jnp.float32,
+    )
+    cache = LayerCache(jnp.zeros(shape), jnp.zeros(shape))
+    return list_programs(split_model(model, 1), cache, shapes, make_mesh(jax.local_devices()[:1]))
+
+
+def test_no_program_copies_the_kv_cache():
+    num_blocks = 4096
+    cache_bytes = num_blocks * 16 * 2 * 16 * 4
+    for program in _tiny_programs(token_ladder(64, "cpu"), num_blocks):
+        if program.donated:
+            analysis = program.compile().memory_analysis()
+            assert analysis.alias_size_in_bytes >= 2 * cache_bytes, f"{program.name}[{program.size}]: not in place"
+            assert analysis.temp_size_in_bytes < cache_bytes, f"{program.name}[{program.size}] copies the KV cache"
+
+
+def test_the_list_of_programs():
+    names = [(program.name, program.size) for program in _tiny_programs((2, 16), num_blocks=4)]
+    assert names == [
+        *[("embed", 2), ("layers_0", 2), ("logits", 2), ("embed", 16), ("layers_0", 16), ("logits", 16)],
+        *[("sample", 2), ("score", 2), ("sample", 8), ("score", 8), ("copy_blocks", 16)],
+    ]
