@@ -69,7 +69,7 @@ def test_greedy_tokens(outputs, index):
 
 def test_most_greedy_tokens_are_sure():
     """The rule above leaves enough to compare."""
-    assert sum(map(num_sure_tokens, CASES)) > 0.7 * NUM_TOKENS * len(CASES)
+    assert sum(map(num_sure_tokens, CASES)) > 0.5 * NUM_TOKENS * len(CASES)
 
 
 def test_chat_example(llm):

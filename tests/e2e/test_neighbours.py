@@ -49,7 +49,8 @@ def test_tokens_are_those_of_the_prompt_alone(smollm2_path, alone, engine_args, 
         assert _generate(llm, GREEDY) == alone["greedy"]
         assert _generate(llm, SEEDED) == alone["seeded"]
         assert (llm.llm_engine.stats.num_preemptions > 0) == preempts
-        assert llm.llm_engine.stats.prefix_cache_hits > 0, "the second run finds the first one's prompts"
+        if not preempts:  # a pool that small has evicted them
+            assert llm.llm_engine.stats.prefix_cache_hits > 0, "the second run finds the first one's prompts"
 
 
 def test_n_sequences_are_those_of_their_own_seeds(smollm2_path):
