@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-DECODE_GROUP = 16  # sequences with one token that attend together
+DECODE_GROUP = 8  # sequences with one token that attend together
 DECODE_CHUNK = 32  # context tokens gathered at a time for one group
 
 
