@@ -24,7 +24,7 @@ class Linear(nnx.Module):
 
 
 def project(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Computes x @ weight.T, accumulated in float32.
+    """Computes x @ weight.T in the weight's dtype, accumulated in float32.
 
     Args:
       x: [T, I].
@@ -39,7 +39,8 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _project(x: jax.Array, weight: jax.Array) -> jax.Array:
-    return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
+    product = jnp.einsum("ti,oi->to", x.astype(weight.dtype), weight, preferred_element_type=jnp.float32)
+    return product.astype(x.dtype)
 
 
 def _project_cpu(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -47,6 +48,6 @@ def _project_cpu(x: jax.Array, weight: jax.Array) -> jax.Array:
 
     The barriers keep XLA from folding the (small) transposes back into the product.
     """
-    columns = jax.lax.optimization_barrier(x.T)  # [I, T]
+    columns = jax.lax.optimization_barrier(x.astype(weight.dtype).T)  # [I, T]
     product = jnp.einsum("oi,it->ot", weight, columns, preferred_element_type=jnp.float32).astype(x.dtype)
     return jax.lax.optimization_barrier(product).T

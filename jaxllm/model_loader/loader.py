@@ -30,7 +30,7 @@ class Family(Protocol):
     def layer_weights(self, config: ModelConfig, index: int) -> dict[str, Weight]: ...
 
 
-def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> CausalLM:
+def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
     """Builds the model and fills it with the checkpoint's weights.
 
     Never holds the model twice: each tensor is read, arranged, put on its devices and let go.
@@ -38,7 +38,8 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> CausalLM:
     Args:
       config: Names the checkpoint and the architecture.
       mesh: Where the weights go; each one's logical axes say how.
-      dtype: Of the weights in device memory.
+      dtype: Of the weights in device memory, and of the products with them.
+      hidden_dtype: Of what flows from layer to layer.
 
     Raises:
       ModelLoadError: A tensor is missing, left over, or of another shape than the config says.
@@ -47,7 +48,7 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> CausalLM:
     checkpoint = open_checkpoint(str(config.model_path))
     weights = weight_map(config.model, family)
     _check_names(checkpoint, weights, config.model)
-    graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(config.model, family, dtype)))
+    graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(config.model, family, dtype, hidden_dtype)))
     parameters = nnx.to_flat_state(state)
     total_bytes = sum(parameter.get_value().size * jnp.dtype(dtype).itemsize for _, parameter in parameters)
     loaded = []
@@ -88,9 +89,9 @@ def arrange(checkpoint: Checkpoint, weight: Weight, shape: tuple[int, ...]) -> n
     return value
 
 
-def _declare(config: ModelConfig, family: Family, dtype: jnp.dtype) -> CausalLM:
+def _declare(config: ModelConfig, family: Family, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
     layers = [family.build_layer(config, index, dtype) for index in range(config.num_hidden_layers)]
-    return CausalLM(config, layers, dtype)
+    return CausalLM(config, layers, dtype, hidden_dtype)
 
 
 def _check_names(checkpoint: Checkpoint, weights: dict[str, Weight], config: ModelConfig) -> None:

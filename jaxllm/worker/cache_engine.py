@@ -27,12 +27,13 @@ class CacheEngine:
       caches: One LayerCache a layer. A step takes them (they are donated) and puts its result back.
       num_blocks: N.
       block_size: P.
+
+    Args:
+      dtype: Of keys and values. On CPU only float32 is fast: XLA:CPU widens a narrower cache, all of it, each step.
     """
 
     def __init__(self, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str) -> None:
         model = config.model
-        if platform == "cpu":
-            dtype = jnp.dtype(jnp.float32)  # XLA:CPU would widen a narrower cache, all of it, in every step
         self.block_size = config.cache.block_size or _DEFAULT_BLOCK_SIZE.get(platform, 16)
         block_bytes = bytes_per_block(config, self.block_size, dtype)
         self.num_blocks = _num_blocks(config, self.block_size, block_bytes, platform)

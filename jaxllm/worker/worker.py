@@ -42,10 +42,12 @@ class Worker:
         platform = jax.default_backend()
         mesh = make_mesh(jax.local_devices()[:1])
         dtype = _compute_dtype(config.dtype, platform)
+        # XLA:CPU computes element by element in float32 anyway; converting back and forth would cost more.
+        hidden_dtype = jnp.dtype(jnp.float32) if platform == "cpu" else dtype
         _logger.info("%s, %s, compute dtype %s", platform, mesh.devices.ravel()[0].device_kind, dtype.name)
         layers_per_segment = 1 if platform == "cpu" else config.model.num_hidden_layers
-        model = split_model(load_model(config, mesh, dtype), layers_per_segment)
-        cache_engine = CacheEngine(config, mesh, dtype, platform)
+        model = split_model(load_model(config, mesh, dtype, hidden_dtype), layers_per_segment)
+        cache_engine = CacheEngine(config, mesh, hidden_dtype, platform)
         ladder = token_ladder(scheduler.max_num_batched_tokens, platform)
         shapes = ProgramShapes(
             ladder=ladder,
@@ -53,7 +55,7 @@ class Worker:
             blocks_per_seq=cdiv(scheduler.max_model_len, cache_engine.block_size),
             vocab_size=config.model.vocab_size,
             hidden_size=config.model.hidden_size,
-            dtype=dtype,
+            dtype=hidden_dtype,
         )
         programs = compile_programs(list_programs(model, cache_engine.caches[0], shapes, mesh))
         input_batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache_engine.block_size, ladder)

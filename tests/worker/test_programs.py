@@ -31,7 +31,7 @@ def test_nothing_compiled_names_nothing():
 
 def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
     config = model_config_from_hf(tiny_llama().config)
-    model = CausalLM(config, [build_layer(config, i, jnp.float32) for i in range(2)], jnp.float32)
+    model = CausalLM(config, [build_layer(config, i, jnp.float32) for i in range(2)], jnp.float32, jnp.float32)
     model = nnx.merge(*nnx.split(model))
     shape = (num_blocks, 16, config.num_key_value_heads, config.head_dim)
     shapes = ProgramShapes(

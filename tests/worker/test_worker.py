@@ -20,13 +20,12 @@ def model(request):
     return tiny_llama(tie_word_embeddings=request.param == "tied", num_attention_heads=6, num_key_value_heads=2)
 
 
-@pytest.fixture(scope="module")
-def worker(model, tmp_path_factory):
-    path = write_tiny_folder(tmp_path_factory.mktemp("model"), model)
+def _start(model, path, dtype):
+    """Starts a worker; the tests keep its step counter and live sequences on it."""
     config = EngineConfig(
         model=model_config_from_hf(model.config),
-        model_path=path,
-        dtype="float32",
+        model_path=write_tiny_folder(path, model),
+        dtype=dtype,
         cache=CacheConfig(block_size=_BLOCK_SIZE, num_gpu_blocks_override=32),
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64),
     )
@@ -36,6 +35,11 @@ def worker(model, tmp_path_factory):
     worker.next_step_id = 0
     worker.live = []
     return worker
+
+
+@pytest.fixture(scope="module")
+def worker(model, tmp_path_factory):
+    return _start(model, tmp_path_factory.mktemp("model"), "float32")
 
 
 def _run(worker, scheduled, new=(), cached=_NOTHING_CACHED, copies=(), forget=False):
@@ -119,3 +123,12 @@ def test_draws_without_logprobs_carry_none(worker):
     output = _run(worker, {1: 2}, [_new(1, [5, 6], [3], logprobs=None, prompt_logprobs=None)], forget=True)
     assert output.sampled[1][0].logprobs is None
     assert output.prompt_logprobs == {}
+
+
+def test_bfloat16_weights_agree_to_their_precision(tmp_path):
+    model = tiny_llama()
+    token_ids = [int(t) for t in np.random.default_rng(4).integers(3, 300, 13)]
+    output = _run(_start(model, tmp_path, "bfloat16"), {1: 13}, [_new(1, token_ids, [9, 2, 30, 5])])
+    expected = _log_softmax(dense_logits(model, token_ids))[np.arange(12), token_ids[1:]]
+    difference = np.abs([score.logprob for score in output.prompt_logprobs[1]] - expected)
+    assert 1e-5 < difference.max() < 0.05
