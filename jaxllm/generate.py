@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace, make_engine: MakeEngine) -> None:
             prompts = [_chat_prompt(engine, prompt, args.system) for prompt in prompts]
         runner = OfflineRunner(engine)
         if is_streaming:
-            outputs = runner.run(prompts, [params], _StreamPrinter().update)
+            outputs = runner.run(prompts, [params], _StreamPrinter().update, is_streaming=True)
             sys.stdout.write("\n")
             sys.stdout.flush()
         else:
