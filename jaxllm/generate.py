@@ -144,7 +144,10 @@ def _chat_prompt(engine: LLMEngine, prompt: Prompt, system: str | None) -> Promp
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return chat_prompt(engine.tokenizer, messages)
+    chat = chat_prompt(engine.tokenizer, messages)
+    if isinstance(prompt, dict) and "cache_salt" in prompt:
+        chat["cache_salt"] = prompt["cache_salt"]
+    return chat
 
 
 def _report(error: Exception, exit_code: int) -> int:

@@ -76,7 +76,7 @@ class LLMEngine:
 
         Args:
           request_id: Any string that no live request has.
-          prompt: Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
+          prompt: Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a dict may hold "cache_salt" too.
           sampling_params: How its tokens are chosen, and when they end.
           arrival_time: Seconds of the monotonic clock; None means now.
           priority: Smaller goes first, where the scheduling policy asks for it.
@@ -131,6 +131,14 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do or to give out."""
         return bool(self._aborted) or self._output_processor.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix, as after a change of weights.
+
+        Returns:
+          Whether it did: while a request runs it does nothing and returns False.
+        """
+        return self._client.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Frees the device. The engine can't be used afterwards; a second call does nothing."""
