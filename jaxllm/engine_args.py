@@ -101,6 +101,7 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = _arg(
         CacheConfig.num_gpu_blocks_override, "number of KV cache blocks, whatever the memory says", int
     )
+    num_device_blocks_override: int | None = _arg(None, "another name of --num-gpu-blocks-override", int)
     seed: int | None = _arg(
         EngineConfig.seed,
         "seeds the requests that bring no seed; if not given, they differ from run to run",
@@ -146,7 +147,7 @@ class EngineArgs:
                 enable_prefix_caching=self.enable_prefix_caching,
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 gpu_memory_utilization=self.gpu_memory_utilization,
-                num_gpu_blocks_override=self.num_gpu_blocks_override,
+                num_gpu_blocks_override=self._num_blocks_override(),
             ),
             scheduler=SchedulerConfig(
                 # Each sequence of a step needs a token.
@@ -155,6 +156,16 @@ class EngineArgs:
                 max_model_len=default_len if self.max_model_len is None else self.max_model_len,
             ),
         )
+
+    def _num_blocks_override(self) -> int | None:
+        """Returns the one setting that has two names."""
+        gpu, device = self.num_gpu_blocks_override, self.num_device_blocks_override
+        if gpu is not None and device is not None and gpu != device:
+            raise ConfigError(
+                "num_gpu_blocks_override and num_device_blocks_override are the same setting, "
+                f"got {gpu} and {device}; set one of them"
+            )
+        return device if gpu is None else gpu
 
 
 def _add_flag(group: argparse._ArgumentGroup, item: "dataclasses.Field[Any]") -> None:

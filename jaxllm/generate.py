@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace, make_engine: MakeEngine) -> None:
             prompts = [_chat_prompt(engine, prompt, args.system) for prompt in prompts]
         runner = OfflineRunner(engine)
         if is_streaming:
-            outputs = runner.run(prompts, [params], _StreamPrinter().update)
+            outputs = runner.run(prompts, [params], _StreamPrinter().update, is_streaming=True)
             sys.stdout.write("\n")
             sys.stdout.flush()
         else:
@@ -144,7 +144,10 @@ def _chat_prompt(engine: LLMEngine, prompt: Prompt, system: str | None) -> Promp
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return chat_prompt(engine.tokenizer, messages)
+    chat = chat_prompt(engine.tokenizer, messages)
+    if isinstance(prompt, dict) and "cache_salt" in prompt:
+        chat["cache_salt"] = prompt["cache_salt"]
+    return chat
 
 
 def _report(error: Exception, exit_code: int) -> int:

@@ -107,6 +107,20 @@ def test_underscores_and_the_long_memory_flag_are_the_same() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["num_gpu_blocks_override", "num_device_blocks_override"])
+def test_the_number_of_blocks_has_two_names(name: str) -> None:
+    args = EngineArgs(**{name: 9})
+    assert parse(f"--{name.replace('_', '-')}=9") == args
+    assert args.create_engine_config(TinyCheckpoint(100)).cache == CacheConfig(num_gpu_blocks_override=9)
+
+
+def test_the_two_names_must_agree() -> None:
+    both = EngineArgs(num_gpu_blocks_override=9, num_device_blocks_override=9)
+    assert both.create_engine_config(TinyCheckpoint(100)).cache.num_gpu_blocks_override == 9
+    with pytest.raises(ConfigError, match="the same setting, got 9 and 8; set one of them"):
+        EngineArgs(num_gpu_blocks_override=9, num_device_blocks_override=8).create_engine_config(TinyCheckpoint(100))
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

@@ -1,1 +1,1 @@
-"""Measuring commands: `python -m jaxllm.bench {throughput}`. Knows LLM's public face only."""
+"""Measuring commands: `python -m jaxllm.bench {host,throughput}`. `throughput` knows LLM's public face only."""

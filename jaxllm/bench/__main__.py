@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from jaxllm.bench import throughput
+from jaxllm.bench import host, throughput
 
-_COMMANDS = {"throughput": throughput.main}
+_COMMANDS = {"host": host.main, "throughput": throughput.main}
 _USAGE = f"usage: jaxllm bench COMMAND ...; commands: {', '.join(_COMMANDS)}\n"
 
 

@@ -41,6 +41,10 @@ class EngineCore:
         """Ends one sequence whose text holds a stop string, without further output. Idempotent."""
         self.scheduler.finish_sequence(request_id, index)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix. Returns False, and does nothing, while a sequence holds blocks."""
+        return self.scheduler.kv_cache_manager.reset_prefix_cache()
+
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()
 

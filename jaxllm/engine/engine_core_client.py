@@ -32,6 +32,10 @@ class EngineCoreClient(ABC):
         """Ends one sequence whose text holds a stop string, without further output. Idempotent."""
 
     @abstractmethod
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix. Returns False, and does nothing, while a sequence holds blocks."""
+
+    @abstractmethod
     def get_output(self) -> EngineCoreOutputs:
         """Waits for the next step's news. Call it only while there are unfinished requests."""
 
@@ -57,6 +61,9 @@ class InprocClient(EngineCoreClient):
 
     def finish_sequence(self, request_id: str, index: int) -> None:
         self._engine_core.finish_sequence(request_id, index)
+
+    def reset_prefix_cache(self) -> bool:
+        return self._engine_core.reset_prefix_cache()
 
     def get_output(self) -> EngineCoreOutputs:
         return self._engine_core.step()

@@ -19,7 +19,10 @@ from jaxllm.tokenizer.tokenizer import Tokenizer
 
 
 class TextPrompt(TypedDict):
+    """A text. Prompts with different cache_salt share no KV cache blocks, however alike they are."""
+
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
@@ -27,6 +30,7 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt
@@ -73,7 +77,8 @@ class InputProcessor:
         params = msgspec.structs.replace(params)  # the caller's object may be changed while the request runs
         params.validate()
         self._check_stop_token_ids(params)
-        text, token_ids = self._tokenize(prompt)
+        text, ids, cache_salt = _split_prompt(prompt)
+        token_ids = self._tokenize(text, ids)
         core_request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -83,22 +88,20 @@ class InputProcessor:
             seed=self._seed_of(params),
             max_tokens=self._clipped_max_tokens(params, len(token_ids)),
             priority=priority,
+            cache_salt=cache_salt,
         )
         return ProcessedRequest(core_request, text)
 
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        text, ids = _split_prompt(prompt)
-        if text is not None:
-            _check_text(text)
+    def _tokenize(self, text: str | None, ids: Any) -> list[int]:
         if ids is not None:
-            return text, self._checked_ids(ids)
+            return self._checked_ids(ids)
         assert text is not None
         if not text:
             raise InvalidRequestError("prompt must not be empty", "prompt")
         token_ids = self._tokenizer.encode(text)
         if not token_ids:
             raise InvalidRequestError(f"prompt must hold at least one token, got {text!r:.80}", "prompt")
-        return text, self._checked_ids(token_ids)
+        return self._checked_ids(token_ids)
 
     def _checked_ids(self, ids: Any) -> list[int]:
         if not isinstance(ids, (list, tuple)):
@@ -156,30 +159,43 @@ class InputProcessor:
         return params.seed
 
 
-def _split_prompt(prompt: Any) -> tuple[str | None, Any]:
-    """Returns (text, token ids) of any prompt form; at least one of them is given."""
+class _PromptParts(NamedTuple):
+    """What a prompt says; text or ids, or both, are given."""
+
+    text: str | None
+    ids: Any
+    cache_salt: str | None
+
+
+def _split_prompt(prompt: Any) -> _PromptParts:
     if isinstance(prompt, str):
-        return prompt, None
+        _check_text("prompt", prompt)
+        return _PromptParts(prompt, None, None)
     if isinstance(prompt, (list, tuple)):
-        return None, prompt
+        return _PromptParts(None, prompt, None)
     if not isinstance(prompt, dict):
         raise InvalidRequestError(
             f"prompt must be a string, a list of token ids or a dict, got {type(prompt).__name__}", "prompt"
         )
-    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
-    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids", "cache_salt")]
+    text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
     if unknown or text is None and ids is None:
         got = ", ".join(repr(key) for key in prompt) or "no key"
         raise InvalidRequestError(f"a prompt dict needs 'prompt' or 'prompt_token_ids', got {got:.80}", "prompt")
-    if text is not None and not isinstance(text, str):
-        raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}", "prompt")
-    return text, ids
+    for name, value in (("prompt", text), ("cache_salt", salt)):
+        if value is not None:
+            _check_text(name, value)
+    if salt == "":
+        raise InvalidRequestError("cache_salt must not be empty; leave it out to share the prefix cache", "cache_salt")
+    return _PromptParts(text, ids, salt)
 
 
-def _check_text(text: str) -> None:
+def _check_text(name: str, text: Any) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{name} must be a string, got {type(text).__name__}", name)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
-            f"prompt must be valid Unicode, got a lone surrogate at character {error.start}", "prompt"
+            f"{name} must be valid Unicode, got a lone surrogate at character {error.start}", name
         ) from None

@@ -70,15 +70,18 @@ class LLMEngine:
         sampling_params: SamplingParams,
         arrival_time: float | None = None,
         priority: int = 0,
+        final_only: bool = False,
     ) -> None:
         """Adds one request. If it raises, nothing has changed.
 
         Args:
           request_id: Any string that no live request has.
-          prompt: Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
+          prompt: Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a dict may hold "cache_salt" too.
           sampling_params: How its tokens are chosen, and when they end.
           arrival_time: Seconds of the monotonic clock; None means now.
           priority: Smaller goes first, where the scheduling policy asks for it.
+          final_only: Whether `step` returns this request only once it has finished. That is cheaper: each output
+            copies all tokens so far.
 
         Raises:
           InvalidRequestError: The request breaks a rule.
@@ -89,7 +92,7 @@ class LLMEngine:
             raise InvalidRequestError(f"request_id {request_id!r:.80} is in use; choose another", "request_id")
         arrival_time_s = time.monotonic() if arrival_time is None else arrival_time
         processed = self._input_processor.process(request_id, prompt, sampling_params, arrival_time_s, priority)
-        self._output_processor.add_request(processed.core_request, processed.prompt)
+        self._output_processor.add_request(processed.core_request, processed.prompt, final_only)
         try:
             self._client.add_request(processed.core_request)
         except BaseException:
@@ -110,6 +113,8 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns the requests that it changed, each with all it has so far.
 
+        Requests that were added with final_only are among them only when they have finished.
+
         Raises:
           EngineDeadError: The engine has failed; no request will be answered any more.
         """
@@ -126,6 +131,14 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do or to give out."""
         return bool(self._aborted) or self._output_processor.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix, as after a change of weights.
+
+        Returns:
+          Whether it did: while a request runs it does nothing and returns False.
+        """
+        return self._client.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Frees the device. The engine can't be used afterwards; a second call does nothing."""

@@ -42,10 +42,17 @@ class OutputProcessor:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    def add_request(self, request: EngineCoreRequest, prompt: str | None) -> None:
-        """Registers a request. Call it before the engine core can answer."""
+    def add_request(self, request: EngineCoreRequest, prompt: str | None, final_only: bool = False) -> None:
+        """Registers a request. Call it before the engine core can answer.
+
+        Args:
+          request: As the engine core gets it.
+          prompt: Its text, if known.
+          final_only: Whether only the finished output is wanted. Each output before it copies all tokens so far.
+        """
         assert request.request_id not in self._requests
-        self._requests[request.request_id] = _RequestState(request, prompt, self._tokenizer, self._logprobs)
+        state = _RequestState(request, prompt, final_only, self._tokenizer, self._logprobs)
+        self._requests[request.request_id] = state
 
     def remove_request(self, request_id: str) -> None:
         """Forgets a request that the engine core refused."""
@@ -62,7 +69,10 @@ class OutputProcessor:
         return outputs
 
     def process_outputs(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
-        """Takes one step's news and returns the requests that it changed, each with all it has so far."""
+        """Takes one step's news and returns the requests that it changed, each with all it has so far.
+
+        Of requests that were added with final_only, only those that have finished are among them.
+        """
         now_s = time.monotonic()
         request_outputs = []
         stopped: list[tuple[str, int]] = []
@@ -71,8 +81,10 @@ class OutputProcessor:
             if state is None:
                 continue  # aborted while the step ran
             stopped += [(news.request_id, index) for index in state.update(news, now_s)]
-            request_outputs.append(state.to_request_output())
-            if state.is_finished:
+            is_finished = state.is_finished
+            if is_finished or not state.final_only:
+                request_outputs.append(state.to_request_output())
+            if is_finished:
                 del self._requests[news.request_id]
         return ProcessedOutputs(request_outputs, stopped)
 
@@ -80,12 +92,18 @@ class OutputProcessor:
 class _RequestState:
     """One request: its prompt, its n sequences and its times."""
 
-    __slots__ = ("_request", "_prompt", "_sequences", "_logprobs", "_prompt_logprobs", "_metrics")
+    __slots__ = ("final_only", "_request", "_prompt", "_sequences", "_logprobs", "_prompt_logprobs", "_metrics")
 
     def __init__(
-        self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer, logprobs: LogprobsBuilder
+        self,
+        request: EngineCoreRequest,
+        prompt: str | None,
+        final_only: bool,
+        tokenizer: Tokenizer,
+        logprobs: LogprobsBuilder,
     ) -> None:
         params = request.sampling_params
+        self.final_only = final_only
         self._request = request
         self._prompt = prompt
         self._sequences = [_new_sequence(request, index, tokenizer, logprobs) for index in range(params.n)]

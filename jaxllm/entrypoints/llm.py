@@ -51,7 +51,8 @@ class LLM:
 
         Args:
           prompts: A prompt, or a list of them. A prompt is text, a list of token ids, {"prompt": text} or
-            {"prompt_token_ids": ids}.
+            {"prompt_token_ids": ids}. A dict may also hold "cache_salt": prompts with different salts share no
+            blocks of the KV cache.
           sampling_params: One for all prompts, or one a prompt. None is `SamplingParams()`.
           use_tqdm: Whether to show a progress bar on stderr.
 
@@ -99,6 +100,10 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         return self.llm_engine.tokenizer
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix. Returns False, and does nothing, while a request runs."""
+        return self.llm_engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Frees the device. A second call does nothing."""

@@ -22,11 +22,17 @@ class OfflineRunner:
         self._counter = itertools.count()
 
     def run(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], on_outputs: OnOutputs
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        on_outputs: OnOutputs,
+        is_streaming: bool = False,
     ) -> list[RequestOutput]:
-        """Returns one finished output a prompt. `on_outputs` gets what each step changed, as it comes.
+        """Returns one finished output a prompt.
 
-        Whatever stops it (a bad prompt, Ctrl-C) leaves no request of its own behind.
+        `on_outputs` gets them as well, each after the step that finished it; with `is_streaming` it also gets what
+        the steps before have changed. Whatever stops it (a bad prompt, Ctrl-C) leaves no request of its own
+        behind.
 
         Raises:
           InvalidRequestError: A prompt breaks a rule; the message says which, and none is answered.
@@ -34,16 +40,18 @@ class OfflineRunner:
         """
         ids = [str(next(self._counter)) for _ in prompts]
         try:
-            self._add(ids, prompts, params)
+            self._add(ids, prompts, params, final_only=not is_streaming)
             return self._run_to_end(ids, on_outputs)
         except BaseException:
             self._engine.abort_request(ids)
             raise
 
-    def _add(self, ids: Sequence[str], prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> None:
+    def _add(
+        self, ids: Sequence[str], prompts: Sequence[Prompt], params: Sequence[SamplingParams], final_only: bool
+    ) -> None:
         for index, request_id in enumerate(ids):
             try:
-                self._engine.add_request(request_id, prompts[index], params[index])
+                self._engine.add_request(request_id, prompts[index], params[index], final_only=final_only)
             except InvalidRequestError as error:
                 if len(ids) == 1:
                     raise

@@ -164,6 +164,20 @@ class KVCacheManager:
         """Forgets all cached content. Returns False, and does nothing, while a sequence holds blocks."""
         return self.block_pool.reset_prefix_cache()
 
+    def get_num_common_prefix_blocks(self, seq_id: int, num_running_seqs: int) -> int:
+        """Returns how many blocks, counted from the start, all running sequences have in common.
+
+        Args:
+          seq_id: Any one of the running sequences.
+          num_running_seqs: Number of sequences that hold blocks.
+        """
+        num_blocks = 0
+        for block in self.req_to_blocks[seq_id]:
+            if block.ref_cnt != num_running_seqs:
+                break
+            num_blocks += 1
+        return num_blocks
+
     def check_integrity(self, seqs: Iterable[Sequence]) -> None:
         """Checks every block's owners and every table against its sequence.
 

@@ -1,6 +1,7 @@
 """CacheEngine: owns the KV arrays in device memory, allocated once, and copies blocks by id."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxllm.exceptions import ConfigError
 from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
+from jaxllm.worker.memory_profile import MemoryProfile, block_bytes, check_fits, num_device_blocks
 from jaxllm.worker.programs import COPY_BATCH, CompiledPrograms
 from sharding.rules import sharding_for
 
@@ -29,25 +31,36 @@ class CacheEngine:
       block_size: P.
 
     Args:
+      config: The engine's configuration.
+      mesh: Where the arrays lie.
       dtype: Of keys and values. On CPU only float32 is fast: XLA:CPU widens a narrower cache, all of it, each step.
+      platform: "cpu", "gpu" or "tpu".
+      profile: The device's memory, where needs_profile() says that it decides.
+
+    Raises:
+      ConfigError: The memory is too small.
     """
 
-    def __init__(self, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str) -> None:
+    def __init__(
+        self, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str, profile: MemoryProfile | None = None
+    ) -> None:
         model = config.model
-        self.block_size = config.cache.block_size or _DEFAULT_BLOCK_SIZE.get(platform, 16)
-        block_bytes = bytes_per_block(config, self.block_size, dtype)
-        self.num_blocks = _num_blocks(config, self.block_size, block_bytes, platform)
-        shape = (self.num_blocks, self.block_size, model.num_key_value_heads, model.head_dim)
-        sharding = sharding_for(mesh, _CACHE_AXES)
+        self.block_size = block_size_of(config, platform)
+        bytes_per_block = block_bytes(
+            model.num_hidden_layers, self.block_size, model.num_key_value_heads, model.head_dim, dtype.itemsize
+        )
+        self.num_blocks = _num_blocks(config, self.block_size, bytes_per_block, profile)
+        layer = layer_spec(config, mesh, dtype, platform, self.num_blocks)
         self.caches = tuple(
-            LayerCache(jnp.zeros(shape, dtype, device=sharding), jnp.zeros(shape, dtype, device=sharding))
+            LayerCache(*(jnp.zeros(spec.shape, spec.dtype, device=spec.sharding) for spec in layer))
             for _ in range(model.num_hidden_layers)
         )
         _logger.info(
-            "KV cache: %d blocks of %d tokens, %.2f GiB",
+            "KV cache: %d blocks of %d tokens and %d bytes, %.2f GiB",
             self.num_blocks,
             self.block_size,
-            self.num_blocks * block_bytes / 2**30,
+            bytes_per_block,
+            self.num_blocks * bytes_per_block / 2**30,
         )
 
     def copy(self, blocks: Sequence[tuple[int, int]], programs: CompiledPrograms) -> None:
@@ -62,40 +75,47 @@ class CacheEngine:
             )
 
 
-def bytes_per_block(config: EngineConfig, block_size: int, dtype: jnp.dtype) -> int:
-    """Returns the size of one block over all layers: keys and values, layers, tokens, KV heads, head dim."""
+def block_size_of(config: EngineConfig, platform: str) -> int:
+    """Returns P: what was asked for, or the platform's default."""
+    return config.cache.block_size or _DEFAULT_BLOCK_SIZE.get(platform, 16)
+
+
+def layer_spec(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str, num_blocks: int) -> LayerCache:
+    """Returns one layer's cache with jax.ShapeDtypeStruct in place of arrays: two of [N, P, K, D]."""
     model = config.model
-    row = model.num_key_value_heads * model.head_dim * jnp.dtype(dtype).itemsize
-    return 2 * model.num_hidden_layers * block_size * row
+    shape = (num_blocks, block_size_of(config, platform), model.num_key_value_heads, model.head_dim)
+    spec: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_for(mesh, _CACHE_AXES))
+    return LayerCache(spec, spec)
 
 
-def _num_blocks(config: EngineConfig, block_size: int, block_bytes: int, platform: str) -> int:
+def needs_profile(cache: CacheConfig, platform: str) -> bool:
+    """Whether the number of blocks follows from the device's memory: nobody named it, and this is no CPU."""
+    return platform != "cpu" and cache.num_gpu_blocks_override is None and cache.kv_cache_memory_bytes is None
+
+
+def _num_blocks(config: EngineConfig, block_size: int, bytes_per_block: int, profile: MemoryProfile | None) -> int:
     """Decides how many blocks to allocate: what memory gives, but no more than full sequences could use."""
-    cache = config.cache
+    cache, scheduler = config.cache, config.scheduler
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
-    budget = cache.kv_cache_memory_bytes or _default_budget(cache, platform)
-    affordable = budget // block_bytes
+    if profile is not None:
+        _logger.info("KV budget: %s", profile)
+        check_fits(profile, bytes_per_block, block_size, scheduler.max_model_len)
+        budget = profile.kv_bytes
+    else:
+        budget = cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES
+    affordable = num_device_blocks(budget, bytes_per_block)
     if affordable < 2:
         raise ConfigError(
-            f"the KV cache needs at least 2 blocks of {block_bytes} bytes, got {budget} bytes; "
+            f"the KV cache needs at least 2 blocks of {bytes_per_block} bytes, got {budget} bytes; "
             "raise --kv-cache-memory or lower --block-size"
         )
-    scheduler = config.scheduler
     usable = scheduler.max_num_seqs * cdiv(scheduler.max_model_len, block_size) + 1
+    _logger.info(
+        "%d bytes for KV / %d bytes a block = %d device blocks; max_num_seqs sequences of max_model_len use at most %d",
+        budget,
+        bytes_per_block,
+        affordable,
+        usable,
+    )
     return min(affordable, usable)
-
-
-def _default_budget(cache: CacheConfig, platform: str) -> int:
-    if platform == "cpu":
-        return DEFAULT_CPU_KV_CACHE_BYTES
-    stats = jax.local_devices()[0].memory_stats() or {}
-    total, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
-    budget = int(total * cache.gpu_memory_utilization) - used
-    if budget <= 0:
-        raise ConfigError(
-            f"no device memory is left for the KV cache: {total} bytes x gpu_memory_utilization "
-            f"{cache.gpu_memory_utilization} - {used} bytes in use; raise --gpu-memory-utilization or "
-            "set --kv-cache-memory"
-        )
-    return budget

@@ -4,6 +4,7 @@ The scheduler sends differences; the rows here are what they apply to. A row bel
 dropped, and is written whole when a new sequence takes it.
 """
 
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -59,7 +60,7 @@ class InputBatch:
         self._top_k = np.zeros(max_num_seqs, np.int32)
         self._top_p = np.ones(max_num_seqs, np.float32)
         self._min_p = np.zeros(max_num_seqs, np.float32)
-        self._seeds = [0] * max_num_seqs
+        self._seeds = np.zeros(max_num_seqs, np.uint64)
 
     def num_logprobs(self, seq_id: int) -> int | None:
         """Most likely tokens to report with each sampled token; None for no log probabilities at all."""
@@ -83,10 +84,9 @@ class InputBatch:
         for sequence in step.new_seqs:
             self._add(sequence)
         cached = step.cached_seqs
-        for seq_id, tokens, blocks in zip(cached.seq_ids, cached.new_token_ids, cached.new_block_ids, strict=True):
-            row = self._rows[seq_id]
-            self._append_tokens(row, tokens)
-            self._append_blocks(row, blocks)
+        rows = np.array([self._rows[seq_id] for seq_id in cached.seq_ids], np.int32)
+        _append(self._token_ids, self._num_tokens, rows, cached.new_token_ids)
+        _append(self._block_tables, self._num_blocks, rows, cached.new_block_ids)
         for seq_id, index, block_id in cached.replaced_blocks:
             self._block_tables[self._rows[seq_id], index] = block_id
 
@@ -95,31 +95,30 @@ class InputBatch:
 
         Longest sequences come first: the XLA attention works on groups of neighbours.
         """
-        lens = {seq_id: self._num_computed[self._rows[seq_id]] for seq_id in step.num_scheduled_tokens}
-        seq_ids = sorted(lens, key=lens.__getitem__, reverse=True)
-        rows = np.array([self._rows[seq_id] for seq_id in seq_ids], np.int32)
-        counts = np.array([step.num_scheduled_tokens[seq_id] for seq_id in seq_ids], np.int32)
+        unsorted_ids = list(step.num_scheduled_tokens)
+        unsorted_rows = np.array([self._rows[seq_id] for seq_id in unsorted_ids], np.int32)
+        order = np.argsort(-self._num_computed[unsorted_rows], kind="stable")
+        seq_ids = [unsorted_ids[index] for index in order.tolist()]
+        rows = unsorted_rows[order]
+        counts = np.array(list(step.num_scheduled_tokens.values()), np.int32)[order]
         starts = self._num_computed[rows]
         first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)  # first token of each sequence
-        finishes = starts + counts == self._num_tokens[rows]
-        draws = [
-            (index, draw)
-            for index in np.flatnonzero(finishes).tolist()
-            for draw in range(step.num_samples.get(seq_ids[index], 1))
-        ]
+        draws = np.flatnonzero(starts + counts == self._num_tokens[rows])  # each draw's sequence
+        if step.num_samples:
+            draws = np.repeat(draws, [step.num_samples.get(seq_ids[index], 1) for index in draws.tolist()])
         size = pick_bucket(self._ladder, max(int(first[-1]), len(draws)))
         prompt_positions = self._prompt_positions(seq_ids, rows, starts, counts, first)
         batch = self._forward_batch(size, rows, starts, counts, first)
         sampling = self._sampling_batch(size, rows, first, draws)
         self._num_computed[rows] += counts
-        return StepInputs(size, batch, sampling, [seq_ids[index] for index, _ in draws], prompt_positions)
+        return StepInputs(size, batch, sampling, [seq_ids[index] for index in draws.tolist()], prompt_positions)
 
     def _forward_batch(
         self, size: int, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray
     ) -> ForwardBatch:
         num_seqs, num_tokens = len(rows), int(first[-1])
         token_rows = np.repeat(rows, counts)
-        positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(starts - first[:-1], counts)
+        positions = _counted_from(starts, counts)
         blocks = self._block_tables[token_rows, positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
         padded_seqs = num_seqs_at(size, self._max_num_seqs)
@@ -134,17 +133,16 @@ class InputBatch:
             query_start_loc=_pad(first, padded_seqs + 1, fill=num_tokens),
         )
 
-    def _sampling_batch(
-        self, size: int, rows: np.ndarray, first: np.ndarray, draws: list[tuple[int, int]]
-    ) -> SamplingBatch:
+    def _sampling_batch(self, size: int, rows: np.ndarray, first: np.ndarray, draws: np.ndarray) -> SamplingBatch:
         padded = num_seqs_at(size, self._max_num_seqs)
-        indices = np.array([index for index, _ in draws], np.int32)
-        draw_rows = rows[indices]
-        seeds = [(self._seeds[row] + draw) & _MASK_64 for row, (_, draw) in zip(draw_rows, draws, strict=True)]
+        draw_rows = rows[draws]
+        # Draw i of a sequence uses its seed + i; sums wrap around at 64 bits.
+        seeds = self._seeds[draw_rows] + (np.arange(len(draws)) - np.searchsorted(draws, draws)).astype(np.uint64)
         halves = np.zeros((padded, 2), np.uint32)
-        halves[: len(seeds)] = [(seed >> 32, seed & 0xFFFFFFFF) for seed in seeds] or np.zeros((0, 2))
+        halves[: len(draws), 0] = seeds >> np.uint64(32)
+        halves[: len(draws), 1] = seeds & np.uint64(0xFFFFFFFF)
         return SamplingBatch(
-            logits_indices=_pad(first[indices + 1] - 1, padded),
+            logits_indices=_pad(first[draws + 1] - 1, padded),
             temperature=_pad(self._temperature[draw_rows], padded),
             top_k=_pad(self._top_k[draw_rows], padded),
             top_p=_pad(self._top_p[draw_rows], padded, fill=1),
@@ -172,15 +170,15 @@ class InputBatch:
         self._rows[sequence.seq_id] = row
         params = sequence.sampling_params
         self._num_tokens[row] = self._num_blocks[row] = 0
-        self._append_tokens(row, sequence.token_ids)
-        self._append_blocks(row, sequence.block_ids)
+        _append(self._token_ids, self._num_tokens, np.array([row]), [sequence.token_ids])
+        _append(self._block_tables, self._num_blocks, np.array([row]), [sequence.block_ids])
         self._num_prompt_tokens[row] = sequence.num_prompt_tokens
         self._num_computed[row] = sequence.num_computed_tokens
         self._temperature[row] = params.effective_temperature
         self._top_k[row] = max(params.top_k, 0)
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
-        self._seeds[row] = sequence.seed
+        self._seeds[row] = sequence.seed & _MASK_64
         if params.logprobs is not None:
             self._num_logprobs[sequence.seq_id] = params.logprobs
         if params.prompt_logprobs is not None:
@@ -193,15 +191,21 @@ class InputBatch:
         self._num_logprobs.pop(seq_id, None)
         self._num_prompt_logprobs.pop(seq_id, None)
 
-    def _append_tokens(self, row: int, token_ids: list[int]) -> None:
-        start = self._num_tokens[row]
-        self._token_ids[row, start : start + len(token_ids)] = token_ids
-        self._num_tokens[row] += len(token_ids)
 
-    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
-        start = self._num_blocks[row]
-        self._block_tables[row, start : start + len(block_ids)] = block_ids
-        self._num_blocks[row] += len(block_ids)
+def _append(table: np.ndarray, lens: np.ndarray, rows: np.ndarray, values: list[list[int]]) -> None:
+    """Writes a list of values to the end of each of some rows, and counts them in `lens`."""
+    counts = np.array([len(row_values) for row_values in values], np.int32)
+    places = _counted_from(lens[rows], counts)
+    if len(places):
+        table[np.repeat(rows, counts), places] = list(chain.from_iterable(values))
+        lens[rows] += counts
+
+
+def _counted_from(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns `count` numbers up from each start, in a row: starts [5, 0] and counts [1, 3] give [5, 0, 1, 2]."""
+    ends = np.cumsum(counts, dtype=np.int32)
+    num = int(ends[-1]) if len(ends) else 0
+    return np.arange(num, dtype=np.int32) + np.repeat(starts + counts - ends, counts)
 
 
 def _pad(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:

@@ -5,7 +5,7 @@
 After warm-up a call with any other shape is an error that names it, never a silent compile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ class Program:
     arguments: tuple[Any, ...]
     donated: tuple[int, ...] = ()
 
-    def compile(self) -> Callable[..., Any]:
+    def compile(self) -> jax.stages.Compiled:
         """Compiles for exactly these shapes; reads and fills JAX's compilation cache."""
         return jax.jit(self.function, donate_argnums=self.donated).lower(*self.arguments).compile()
 
@@ -76,7 +76,7 @@ def list_programs(model: StepModel, cache: LayerCache, shapes: ProgramShapes, me
 
     Args:
       model: The split model.
-      cache: One layer's KV cache (all layers' are alike).
+      cache: One layer's KV cache (all layers' are alike), or jax.ShapeDtypeStruct in its place.
       shapes: The fixed sizes.
       mesh: Where step inputs are replicated.
     """
@@ -110,7 +110,7 @@ def list_programs(model: StepModel, cache: LayerCache, shapes: ProgramShapes, me
 class CompiledPrograms:
     """The compiled programs by name and rung."""
 
-    def __init__(self, compiled: dict[tuple[str, int], Callable[..., Any]]) -> None:
+    def __init__(self, compiled: Mapping[tuple[str, int], Callable[..., Any]]) -> None:
         self._compiled = compiled
 
     def __call__(self, name: str, size: int, *arguments: Any) -> Any:

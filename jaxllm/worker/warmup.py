@@ -8,8 +8,10 @@ from time import perf_counter
 import jax
 
 from jaxllm import envs
+from jaxllm.exceptions import ConfigError
 from jaxllm.logger import get_logger
 from jaxllm.progress import progress_bar
+from jaxllm.worker.memory_profile import ProgramMemory, activation_bytes
 from jaxllm.worker.programs import CompiledPrograms, Program
 
 _logger = get_logger(__name__)
@@ -49,3 +51,24 @@ def compile_programs(programs: Sequence[Program]) -> CompiledPrograms:
             bar.update(1)
     _logger.info("%d programs ready in %.1f s", len(programs), perf_counter() - start)
     return CompiledPrograms(compiled)
+
+
+def measure_activations(programs: Sequence[Program]) -> int:
+    """Compiles one step's programs and returns the bytes that they need besides weights and KV cache.
+
+    Raises:
+      ConfigError: The compiler doesn't report them.
+    """
+    memory = {(program.name, program.size): _program_memory(program) for program in programs}
+    for (name, size), need in memory.items():
+        _logger.info("%s[%d]: %d bytes of temporaries, %d of results", name, size, need.temp_bytes, need.result_bytes)
+    return activation_bytes(list(memory.values()))
+
+
+def _program_memory(program: Program) -> ProgramMemory:
+    analysis = program.compile().memory_analysis()
+    if analysis is None:
+        raise ConfigError("this platform's compiler doesn't say how much memory a step needs; set --kv-cache-memory")
+    return ProgramMemory(
+        int(analysis.temp_size_in_bytes), int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+    )

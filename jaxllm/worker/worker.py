@@ -1,20 +1,25 @@
 """Worker: one mesh slice. Starts everything on it in order, then runs steps."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxllm.config import EngineConfig
 from jaxllm.intmath import cdiv
+from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
 from jaxllm.model_loader.loader import load_model
-from jaxllm.worker.buckets import token_ladder
-from jaxllm.worker.cache_engine import CacheEngine
+from jaxllm.worker.buckets import pick_bucket, token_ladder
+from jaxllm.worker.cache_engine import CacheEngine, block_size_of, layer_spec, needs_profile
 from jaxllm.worker.input_batch import InputBatch
+from jaxllm.worker.memory_profile import MemoryProfile, dummy_batch_lens
 from jaxllm.worker.model_runner import ModelRunner
 from jaxllm.worker.programs import ProgramShapes, list_programs
-from jaxllm.worker.step_fn import split_model
-from jaxllm.worker.warmup import compile_programs, enable_compile_cache
+from jaxllm.worker.step_fn import StepModel, split_model
+from jaxllm.worker.warmup import compile_programs, enable_compile_cache, measure_activations
 from sharding.mesh import make_mesh
 
 _logger = get_logger(__name__)
@@ -47,16 +52,21 @@ class Worker:
         _logger.info("%s, %s, compute dtype %s", platform, mesh.devices.ravel()[0].device_kind, dtype.name)
         layers_per_segment = 1 if platform == "cpu" else config.model.num_hidden_layers
         model = split_model(load_model(config, mesh, dtype, hidden_dtype), layers_per_segment)
-        cache_engine = CacheEngine(config, mesh, hidden_dtype, platform)
         ladder = token_ladder(scheduler.max_num_batched_tokens, platform)
         shapes = ProgramShapes(
             ladder=ladder,
             max_num_seqs=scheduler.max_num_seqs,
-            blocks_per_seq=cdiv(scheduler.max_model_len, cache_engine.block_size),
+            blocks_per_seq=cdiv(scheduler.max_model_len, block_size_of(config, platform)),
             vocab_size=config.model.vocab_size,
             hidden_size=config.model.hidden_size,
             dtype=hidden_dtype,
         )
+        profile = None
+        if needs_profile(config.cache, platform):
+            # Any number of blocks does; the true one isn't known before the activations are.
+            layer = layer_spec(config, mesh, hidden_dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
+            profile = _profile_memory(config, model, layer, shapes, mesh)
+        cache_engine = CacheEngine(config, mesh, hidden_dtype, platform, profile)
         programs = compile_programs(list_programs(model, cache_engine.caches[0], shapes, mesh))
         input_batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache_engine.block_size, ladder)
         self._model_runner = ModelRunner(model, cache_engine, input_batch, programs, scheduler.max_num_seqs)
@@ -75,6 +85,36 @@ class Worker:
     def shutdown(self) -> None:
         """Lets go of weights, KV cache and programs; their memory is free once nobody else holds them."""
         self._model_runner = None
+
+
+def _profile_memory(
+    config: EngineConfig, model: StepModel, layer: LayerCache, shapes: ProgramShapes, mesh: Mesh
+) -> MemoryProfile:
+    """Returns the terms of the KV budget. Call it when the weights are loaded and the KV cache isn't allocated yet."""
+    lens = dummy_batch_lens(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
+    size = pick_bucket(shapes.ladder, sum(lens))
+    _logger.info(
+        "largest step: %d sequences of %d to %d tokens, %d tokens padded to %d",
+        len(lens),
+        lens[-1],
+        lens[0],
+        sum(lens),
+        size,
+    )
+    num_activation_bytes = measure_activations(list_programs(model, layer, replace(shapes, ladder=(size,)), mesh))
+    total_bytes, used_bytes = _device_memory()
+    return MemoryProfile(
+        total_bytes=total_bytes,
+        utilization=config.cache.gpu_memory_utilization,
+        weight_bytes=used_bytes,
+        activation_bytes=num_activation_bytes,
+    )
+
+
+def _device_memory() -> tuple[int, int]:
+    """Returns the first device's (total, used) bytes; zeros where it doesn't say."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
 
 
 def _compute_dtype(name: str, platform: str) -> jnp.dtype:

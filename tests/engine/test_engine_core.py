@@ -87,7 +87,9 @@ def test_client_passes_everything_on() -> None:
     client.finish_sequence("b", 0)
     seen = [(output.request_id, [seq.index for seq in output.sequences]) for output in client.get_output().outputs]
     assert seen == [("b", [1]), ("c", [0, 1])]
+    assert client.reset_prefix_cache() is False
     client.abort_requests(["b", "c"])
+    assert client.reset_prefix_cache() is True
     assert not client.has_unfinished_requests()
     client.shutdown()
     assert executor.is_shut_down

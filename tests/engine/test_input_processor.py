@@ -77,10 +77,31 @@ def test_every_prompt_form(prompt: Any, text: str | None, token_ids: list[int]) 
         (b"a", "got bytes"),
         ("a\ud800", "lone surrogate at character 1"),
         ({"prompt_token_ids": [1], "prompt": "\udfff"}, "lone surrogate at character 0"),
+        ({"prompt": "a", "cache_salt": ""}, "cache_salt must not be empty"),
+        ({"prompt": "a", "cache_salt": 7}, "cache_salt must be a string, got int"),
+        ({"prompt_token_ids": [1], "cache_salt": "x\ud800"}, "cache_salt must be valid Unicode"),
+        ({"cache_salt": "x"}, "needs 'prompt' or 'prompt_token_ids', got 'cache_salt'"),
     ],
 )
 def test_bad_prompts_are_refused(prompt: Any, says: str) -> None:
     assert says in str(refusal(prompt))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "salt"),
+    [
+        ({"prompt": "hi", "cache_salt": "tenant é"}, "tenant é"),
+        ({"prompt_token_ids": [1], "cache_salt": "x"}, "x"),
+        ({"prompt": "hi", "cache_salt": None}, None),
+        ("hi", None),
+    ],
+)
+def test_a_cache_salt_reaches_the_core(prompt: Any, salt: str | None) -> None:
+    assert core_request(prompt).cache_salt == salt
+
+
+def test_a_bad_cache_salt_names_its_field() -> None:
+    assert refusal({"prompt": "a", "cache_salt": ""}).param == "cache_salt"
 
 
 def test_a_prompt_one_token_short_of_the_limit_leaves_room_for_one() -> None:

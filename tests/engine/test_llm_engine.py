@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.output_processor import _SequenceState
 from jaxllm.exceptions import InvalidRequestError
-from jaxllm.outputs import Logprob, RequestOutput
+from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxllm.sampling_params import SamplingParams
 from tests.fakes.engines import scripted_engine
 
@@ -42,6 +43,43 @@ def test_outputs_grow_and_earlier_ones_stay_as_they_were() -> None:
     assert (last.outputs[0].finish_reason, last.outputs[0].stop_reason) == ("stop", None)
     assert last.prompt_logprobs is None and last.outputs[0].logprobs is None
     assert last.outputs[0].cumulative_logprob is None
+
+
+def test_final_only_returns_a_request_once_beside_one_that_is_returned_each_step() -> None:
+    engine, _ = scripted_engine("hello")
+    engine.add_request("quiet", "ab", SamplingParams(max_tokens=3), final_only=True)
+    engine.add_request("loud", "ab", SamplingParams(max_tokens=2))
+    assert [[(one.request_id, one.outputs[0].text, one.finished) for one in engine.step()] for _ in range(3)] == [
+        [("loud", "h", False)],
+        [("loud", "he", True)],
+        [("quiet", "hel", True)],
+    ]
+    assert not engine.has_unfinished_requests()
+
+
+def test_final_only_costs_no_copies_of_what_there_is_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_snapshots = 0
+    snapshot = _SequenceState.snapshot
+
+    def count(self: _SequenceState) -> CompletionOutput:
+        nonlocal num_snapshots
+        num_snapshots += 1
+        return snapshot(self)
+
+    monkeypatch.setattr(_SequenceState, "snapshot", count)
+    engine, _ = scripted_engine("x" * 50)
+    engine.add_request("r", "ab", SamplingParams(max_tokens=40), final_only=True)
+    assert len(run(engine)[0].outputs[0].token_ids) == 40
+    assert num_snapshots == 1
+
+
+def test_an_aborted_final_only_request_gives_its_output_too() -> None:
+    engine, _ = scripted_engine("hello")
+    engine.add_request("r", "ab", SamplingParams(), final_only=True)
+    assert engine.step() == []
+    engine.abort_request("r")
+    (output,) = engine.step()
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("h", "abort")
 
 
 def test_times_come_in_order() -> None:

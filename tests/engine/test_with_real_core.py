@@ -7,6 +7,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine_core import EngineCore
 from jaxllm.engine.engine_core_client import InprocClient
+from jaxllm.engine.input_processor import Prompt
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.entrypoints.offline_runner import OfflineRunner
 from jaxllm.exceptions import InvalidRequestError
@@ -36,7 +37,7 @@ def make(num_blocks: int = 64, draw: Callable[[Sequence[int], int], int] | None 
     return LLMEngine(config, ByteTokenizer(), InprocClient(core), eos_token_ids=[257]), core
 
 
-def generate(engine: LLMEngine, prompts: list[str], params: SamplingParams) -> list[RequestOutput]:
+def generate(engine: LLMEngine, prompts: list[Prompt], params: SamplingParams) -> list[RequestOutput]:
     return OfflineRunner(engine).run(prompts, [params] * len(prompts), lambda outputs: None)
 
 
@@ -107,3 +108,40 @@ def test_abort_frees_every_block() -> None:
     assert [output.outputs[0].finish_reason for output in engine.step()] == ["abort"]
     assert not core.has_unfinished_requests()
     core.scheduler.check_integrity()
+
+
+def test_b76_different_salts_share_nothing() -> None:
+    engine, _ = make()
+    text = "the quick brown"
+    salts: list[Prompt] = [text, {"prompt": text, "cache_salt": "a"}, {"prompt": text, "cache_salt": "b"}]
+    params = SamplingParams(temperature=0, max_tokens=1)
+    assert [generate(engine, [prompt], params)[0].num_cached_tokens for prompt in salts] == [0, 0, 0]
+    assert engine.stats is not None
+    assert (engine.stats.prefix_cache_queries, engine.stats.prefix_cache_hits) == (45, 0)
+    assert [generate(engine, [prompt], params)[0].num_cached_tokens for prompt in salts] == [12, 12, 12]
+    assert (engine.stats.prefix_cache_queries, engine.stats.prefix_cache_hits) == (90, 36)
+
+
+def test_b80_the_prefix_cache_is_not_reset_while_a_request_runs() -> None:
+    engine, core = make()
+    params = SamplingParams(temperature=0, max_tokens=4)
+    engine.add_request("r", "the quick", params)
+    engine.step()
+    assert engine.reset_prefix_cache() is False
+    while engine.has_unfinished_requests():
+        engine.step()
+        core.scheduler.check_integrity()
+    assert generate(engine, ["the quick"], params)[0].num_cached_tokens == 8  # nothing was lost by the attempt
+    assert engine.reset_prefix_cache() is True
+    core.scheduler.check_integrity()
+    assert generate(engine, ["the quick"], params)[0].num_cached_tokens == 0
+
+
+def test_a_reset_leaves_waiting_requests_alone() -> None:
+    engine, _ = make()
+    params = SamplingParams(temperature=0, max_tokens=4)
+    generate(engine, ["the quick"], params)
+    engine.add_request("r", "the quick", params)  # waits for the next step, holding no block
+    assert engine.reset_prefix_cache() is True
+    outputs = [output for _ in range(4) for output in engine.step()]
+    assert (outputs[-1].num_cached_tokens, outputs[-1].outputs[0].text) == (0, " bro")

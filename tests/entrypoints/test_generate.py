@@ -242,6 +242,15 @@ def test_help_shows_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--prompts-file FILE" in text and "--top-p P" in text and "--kv-cache-memory" in text
 
 
+def test_a_chat_message_keeps_its_cache_salt(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text('{"prompt": "hi", "cache_salt": "x"}\n"hi"\n', encoding="utf-8")
+    engines = Engines()
+    assert main(["--prompts-file", str(file), "--chat"], engines) == 0
+    assert engines.client is not None
+    assert [request.cache_salt for request in engines.client.requests] == ["x", None]
+
+
 def test_token_ids_are_no_chat_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("[1]\n")

@@ -137,6 +137,14 @@ def test_the_bar_goes_to_stderr(make_llm: MakeLLM, capsys: pytest.CaptureFixture
     assert "2/2" in captured.err and "tok/s" in captured.err
 
 
+def test_reset_prefix_cache_goes_down_to_the_core(make_llm: MakeLLM) -> None:
+    llm, client = make_llm()
+    assert llm.reset_prefix_cache() is True
+    llm.llm_engine.add_request("r", "ab", SamplingParams())
+    assert llm.reset_prefix_cache() is False
+    assert client.calls == [("reset_prefix_cache",)] * 2
+
+
 def test_it_closes_as_a_context_manager(make_llm: MakeLLM) -> None:
     llm, client = make_llm()
     with llm as same:

@@ -25,7 +25,8 @@ class ScriptedClient(EngineCoreClient):
     """Runs every request at once; sequences end at an EOS, a stop token id, or max_tokens.
 
     Attributes:
-      calls: What was asked besides add_request: ("abort", ids) or ("finish", id, index).
+      calls: What was asked besides add_request: ("abort", ids), ("finish", id, index) or
+        ("reset_prefix_cache",).
       requests: Every request that was accepted.
       refuses: Request ids that add_request refuses.
     """
@@ -58,6 +59,10 @@ class ScriptedClient(EngineCoreClient):
         self.calls.append(("finish", request_id, index))
         self._num_tokens.pop((request_id, index), None)
         self._forget_if_finished(request_id)
+
+    def reset_prefix_cache(self) -> bool:
+        self.calls.append(("reset_prefix_cache",))
+        return not self._live
 
     def get_output(self) -> EngineCoreOutputs:
         return EngineCoreOutputs([self._advance(request) for request in list(self._live.values())], STATS)

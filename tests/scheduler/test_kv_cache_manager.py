@@ -52,6 +52,23 @@ def test_oracle_of_an_exact_multiple() -> None:
     assert _compute(kv, make_seq(2, [*prompt, 9])) == 8
 
 
+def test_common_prefix_blocks_are_held_by_every_running_sequence() -> None:
+    kv = _manager(num_blocks=20)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
+    _compute(kv, make_seq(0, [*prompt, 9]))
+    assert kv.get_num_common_prefix_blocks(0, 1) == 3
+    _compute(kv, make_seq(1, [*prompt, 10]))
+    _compute(kv, make_seq(2, [*prompt, 9, 10, 11]))
+    assert [kv.get_num_common_prefix_blocks(seq_id, 3) for seq_id in (0, 1, 2)] == [2, 2, 2]
+    _compute(kv, make_seq(3, [1, 2, 3, 4, 0]))  # has one block in common with the others
+    assert [kv.get_num_common_prefix_blocks(seq_id, 4) for seq_id in (0, 3)] == [1, 1]
+    _compute(kv, make_seq(4, [0, 2, 3]))
+    assert kv.get_num_common_prefix_blocks(0, 5) == 0
+    for seq_id in (1, 2, 3, 4):
+        kv.free(seq_id)
+    assert kv.get_num_common_prefix_blocks(0, 1) == 3
+
+
 def test_lookup_stops_at_the_first_miss() -> None:
     kv = _manager()
     _compute(kv, make_seq(0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]))

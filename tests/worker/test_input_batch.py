@@ -130,3 +130,12 @@ def test_a_missing_step_is_an_error():
     batch.apply(_step(0, {}))
     with pytest.raises(RuntimeError, match="step 2 came after step 0"):
         batch.apply(_step(2, {}))
+
+
+def test_draws_seeds_wrap_around_and_count_up_within_their_sequence():
+    batch = _batch(max_num_seqs=8)
+    new = [_new(1, [5], [1], seed=2**64 - 1), _new(2, [6, 7], [2], seed=-2), _new(3, [8], [3], seed=7)]
+    inputs = _run(batch, _step(0, {1: 1, 2: 1, 3: 1}, new, num_samples={1: 2, 3: 3}))
+    assert inputs.draws == [1, 1, 3, 3, 3]  # sequence 2 has a token left to compute
+    seeds = [(int(high) << 32) + int(low) for high, low in inputs.sampling.seeds]
+    assert seeds == [2**64 - 1, 0, 7, 8, 9, 0, 0, 0]

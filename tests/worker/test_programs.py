@@ -10,7 +10,7 @@ from jaxllm.models.llama import build_layer
 from jaxllm.worker.buckets import token_ladder
 from jaxllm.worker.programs import CompiledPrograms, Program, ProgramShapes, list_programs
 from jaxllm.worker.step_fn import split_model
-from jaxllm.worker.warmup import compile_programs
+from jaxllm.worker.warmup import compile_programs, measure_activations
 from sharding.mesh import make_mesh
 from tests.fakes.tiny_models import tiny_llama
 
@@ -54,6 +54,12 @@ def test_no_program_copies_the_kv_cache():
             analysis = program.compile().memory_analysis()
             assert analysis.alias_size_in_bytes >= 2 * cache_bytes, f"{program.name}[{program.size}]: not in place"
             assert analysis.temp_size_in_bytes < cache_bytes, f"{program.name}[{program.size}] copies the KV cache"
+
+
+def test_activations_do_not_depend_on_the_number_of_blocks():
+    small, large = (measure_activations(_tiny_programs((16,), num_blocks)) for num_blocks in (17, 4096))
+    logits_bytes = 8 * 320 * 4
+    assert logits_bytes < small == large < 4 << 20
 
 
 def test_the_list_of_programs():
