@@ -1,9 +1,9 @@
 """Runs jaxllm and vLLM in turn on the same prompts and prints their decode speeds side by side.
 
 Both get token ids, generate greedily past end-of-sequence without making text, warm up first and keep 1 GiB
-of KV cache; of the timed runs in a process the fastest counts. vLLM leaves one core to its scheduler unless
-told otherwise, which helps or harms by batch size and machine: it runs both ways and the faster counts.
-Progress goes to stderr.
+of KV cache; of the timed runs in a process the fastest counts. jaxllm runs in float32, its default on CPU, and in
+bfloat16, the peer's type. vLLM leaves one core to its scheduler unless told otherwise, which helps or harms by batch
+size and machine: it runs as it comes and on all cores. Ratios are to the faster of the two. Progress goes to stderr.
 """
 
 import argparse
@@ -21,6 +21,7 @@ PEER = ROOT / ".peers" / "vllm"
 PROMPTS = ROOT / "tests" / "golden" / "smollm2-135m-instruct-q4_1.json"
 MAX_MODEL_LEN = 1024
 KV_CACHE_MEMORY_BYTES = 1 << 30
+DTYPES = ("float32", "bfloat16")
 
 
 def main() -> None:
@@ -39,19 +40,23 @@ def main() -> None:
     for concurrency in args.concurrency:
         batch = [prompts[idx % len(prompts)] for idx in range(concurrency)]
         with tempfile.TemporaryDirectory() as folder:
-            ours = measure_jaxllm(args, batch, Path(folder))
-            peer = max(measure_vllm(args, batch, Path(folder), cores) for cores in ("auto", all_cores()))
-        rows.append({"concurrency": concurrency, "jaxllm": ours, "vllm": peer, "ratio": ours / peer})
+            row = {f"jaxllm {dtype}": measure_jaxllm(args, batch, Path(folder), dtype) for dtype in DTYPES}
+            row |= {
+                f"vLLM on {name}": measure_vllm(args, batch, Path(folder), cores)
+                for name, cores in (("default cores", "auto"), ("all cores", all_cores()))
+            }
+        rows.append({"sequences": concurrency, **row, **ratios(row)})
     sys.stdout.write((json.dumps(rows) if args.json else table(rows)) + "\n")
 
 
-def measure_jaxllm(args: argparse.Namespace, prompts: list[list[int]], folder: Path) -> float:
+def measure_jaxllm(args: argparse.Namespace, prompts: list[list[int]], folder: Path, dtype: str) -> float:
     """Returns output tokens a second."""
-    progress(f"jaxllm, {len(prompts)} sequences")
+    progress(f"jaxllm in {dtype}, {len(prompts)} sequences")
     prompts_file = folder / "prompts.jsonl"
     prompts_file.write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
     flags = {
         "--model": args.model,
+        "--dtype": dtype,
         "--prompts-file": prompts_file,
         "--output-len": args.output_len,
         "--repeats": args.repeats,
@@ -63,7 +68,7 @@ def measure_jaxllm(args: argparse.Namespace, prompts: list[list[int]], folder: P
     command += [str(word) for flag in flags.items() for word in flag]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     speed = float(json.loads(done.stdout)["output_tokens_per_second"])
-    progress(f"jaxllm: {speed:.1f} output tokens/s")
+    progress(f"jaxllm in {dtype}: {speed:.1f} output tokens/s")
     return speed
 
 
@@ -110,10 +115,18 @@ def all_cores() -> str:
     return ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
 
 
+def ratios(row: dict[str, float]) -> dict[str, float]:
+    """Returns our speeds as shares of the peer's better one."""
+    peer = max(speed for name, speed in row.items() if name.startswith("vLLM"))
+    return {f"ratio {dtype}": row[f"jaxllm {dtype}"] / peer for dtype in DTYPES}
+
+
 def table(rows: list[dict[str, float]]) -> str:
-    lines = ["| sequences | jaxllm, output tok/s | vLLM, output tok/s | ratio |", "|---:|---:|---:|---:|"]
+    """Returns a markdown table: output tokens a second, and ratios."""
+    lines = [f"| {' | '.join(rows[0])} |", "|---:" * len(rows[0]) + "|"]
     for row in rows:
-        lines.append(f"| {row['concurrency']} | {row['jaxllm']:.0f} | {row['vllm']:.0f} | {row['ratio']:.2f} |")
+        cells = [f"{value:.2f}" if name.startswith("ratio") else f"{value:.0f}" for name, value in row.items()]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
