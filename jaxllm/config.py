@@ -7,6 +7,7 @@ from typing import Any
 from jaxllm.exceptions import ConfigError
 
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
+POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -105,18 +106,55 @@ class SchedulerConfig:
       max_num_seqs: Most sequences in one step.
       max_num_batched_tokens: Most tokens in one step; longer prompts are computed in chunks.
       max_model_len: Most tokens of a sequence, prompt and output together.
+      policy: "fcfs", or "priority": the lower number first, ties by arrival.
+      enable_chunked_prefill: Whether a step may hold parts of prompts, beside decode tokens. Otherwise it
+        holds whole prompts or decode tokens.
+      long_prefill_token_threshold: Most tokens of one prompt in one step; 0 sets no limit.
+      max_num_partial_prefills: Prompts that one step may leave unfinished.
+      watermark: Share of the KV cache that somebody who comes in must leave free.
+      scheduler_delay_factor: While anything runs, prompts wait this many times the last prompt step's
+        duration, so that more of them share a step.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int
+    policy: str = "fcfs"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 1
+    watermark: float = 0.01
+    scheduler_delay_factor: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_partial_prefills"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name} must be at least 1, got {getattr(self, name)}; set --{name.replace('_', '-')}"
                 )
+        for name in ("long_prefill_token_threshold", "scheduler_delay_factor"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(
+                    f"{name} must be at least 0, got {getattr(self, name)}; set --{name.replace('_', '-')}"
+                )
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}; set --policy")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}; set --watermark")
+        if not self.enable_chunked_prefill:
+            self._check_whole_prompts()
+
+    def _check_whole_prompts(self) -> None:
+        if self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens must be at least max_model_len={self.max_model_len} without chunked prefill, "
+                f"got {self.max_num_batched_tokens}; set --max-num-batched-tokens or --enable-chunked-prefill"
+            )
+        if self.long_prefill_token_threshold or self.max_num_partial_prefills > 1:
+            raise ConfigError(
+                "long_prefill_token_threshold and max_num_partial_prefills need chunked prefill, got "
+                f"{self.long_prefill_token_threshold} and {self.max_num_partial_prefills}; set --enable-chunked-prefill"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

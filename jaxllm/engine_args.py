@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config import DTYPES, CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.config import DTYPES, POLICIES, CacheConfig, EngineConfig, SchedulerConfig
 from jaxllm.exceptions import ConfigError
 from jaxllm.model_loader.hf_config import model_config_from_hf
 
@@ -101,6 +101,29 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = _arg(
         CacheConfig.num_gpu_blocks_override, "number of KV cache blocks, whatever the memory says", int
     )
+    policy: str = _arg(
+        SchedulerConfig.policy,
+        "who is served first: fcfs, the first that came; priority, the lowest number, then the first that came",
+        choices=POLICIES,
+    )
+    enable_chunked_prefill: bool = _arg(
+        SchedulerConfig.enable_chunked_prefill,
+        "let a step hold parts of prompts beside decode tokens, else only whole prompts or decode tokens",
+    )
+    long_prefill_token_threshold: int = _arg(
+        SchedulerConfig.long_prefill_token_threshold, "most tokens of one prompt in one step; 0 sets no limit", _size
+    )
+    max_num_partial_prefills: int = _arg(
+        SchedulerConfig.max_num_partial_prefills, "prompts that one step may leave unfinished", int
+    )
+    watermark: float = _arg(
+        SchedulerConfig.watermark, "share of the KV cache that a prompt must leave free, in [0, 1)", float
+    )
+    scheduler_delay_factor: float = _arg(
+        SchedulerConfig.scheduler_delay_factor,
+        "while anything runs, let prompts wait this many times the last prompt step's duration",
+        float,
+    )
     seed: int | None = _arg(
         EngineConfig.seed,
         "seeds the requests that bring no seed; if not given, they differ from run to run",
@@ -153,6 +176,12 @@ class EngineArgs:
                 max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_model_len=default_len if self.max_model_len is None else self.max_model_len,
+                policy=self.policy,
+                enable_chunked_prefill=self.enable_chunked_prefill,
+                long_prefill_token_threshold=self.long_prefill_token_threshold,
+                max_num_partial_prefills=self.max_num_partial_prefills,
+                watermark=self.watermark,
+                scheduler_delay_factor=self.scheduler_delay_factor,
             ),
         )
 

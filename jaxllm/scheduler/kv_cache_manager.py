@@ -91,7 +91,11 @@ class KVCacheManager:
         self.num_hit_tokens += num_hit_tokens
 
     def allocate_slots(
-        self, seq: Sequence, num_new_tokens: int, computed_blocks: list[KVCacheBlock] | None = None
+        self,
+        seq: Sequence,
+        num_new_tokens: int,
+        computed_blocks: list[KVCacheBlock] | None = None,
+        num_reserved_blocks: int = 0,
     ) -> Allocation | None:
         """Makes room for the keys and values of the next `num_new_tokens` tokens.
 
@@ -99,6 +103,7 @@ class KVCacheManager:
           seq: The sequence, with num_computed_tokens of its tokens computed (0 if computed_blocks is given).
           num_new_tokens: Tokens that will be written after the computed ones.
           computed_blocks: What get_computed_blocks found, for a sequence that holds no blocks.
+          num_reserved_blocks: Free blocks that must remain.
 
         Returns:
           What changed in the block table, or None, with nothing changed at all, when blocks are short.
@@ -113,7 +118,8 @@ class KVCacheManager:
         if table and not shared and not num_appended:
             return _UNCHANGED
         num_free_hits = sum(block.ref_cnt == 0 for block in hits)
-        if len(shared) + num_appended > self.block_pool.num_free_blocks - num_free_hits:
+        num_available = self.block_pool.num_free_blocks - num_free_hits - num_reserved_blocks
+        if len(shared) + num_appended > num_available:
             return None
         if not table:
             self.req_to_blocks[seq.seq_id] = table

@@ -12,6 +12,7 @@ class StepPlan:
         self.token_budget = max_num_batched_tokens
         self.num_scheduled_tokens: dict[int, int] = {}
         self.blocks_to_copy: list[tuple[int, int]] = []
+        self.num_partial_prefills = 0  # sequences that this step leaves unfinished
         self._new_seqs: list[NewSequence] = []
         self._num_samples: dict[int, int] = {}
         self._cached = CachedSequences([], [], [], [])
@@ -32,8 +33,10 @@ class StepPlan:
         assert 0 < num_tokens <= self.token_budget
         self.token_budget -= num_tokens
         self.num_scheduled_tokens[seq.seq_id] = num_tokens
+        is_last = seq.num_computed_tokens + num_tokens == seq.num_tokens
+        self.num_partial_prefills += not is_last
         n = group.request.sampling_params.n
-        if n > 1 and not group.is_forked and seq.num_computed_tokens + num_tokens == seq.num_tokens:
+        if n > 1 and not group.is_forked and is_last:
             self._num_samples[seq.seq_id] = n
         for block_idx, source, destination in allocation.replaced_blocks:
             self.blocks_to_copy.append((source, destination))
