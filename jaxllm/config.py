@@ -7,6 +7,7 @@ from typing import Any
 from jaxllm.exceptions import ConfigError
 
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
+PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -73,6 +74,7 @@ class CacheConfig:
         accelerator's memory, or 1 GiB on CPU.
       gpu_memory_utilization: Share of the accelerator's memory for weights, programs and KV cache.
       num_gpu_blocks_override: Number of device blocks, whatever the memory says.
+      swap_space: Size of the host KV cache, which preempted groups are swapped to, in GiB.
     """
 
     block_size: int | None = None
@@ -80,6 +82,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
+    swap_space: float = 4
 
     def __post_init__(self) -> None:
         size = self.block_size
@@ -91,6 +94,8 @@ class CacheConfig:
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if not 0 <= self.swap_space < float("inf"):
+            raise ConfigError(f"swap_space must be at least 0 GiB, got {self.swap_space}; set --swap-space")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             raise ConfigError(
                 f"num_gpu_blocks_override must be at least 2 (block 0 is the null block), "
@@ -114,6 +119,9 @@ class SchedulerConfig:
       watermark: Share of the KV cache that somebody who comes in must leave free.
       scheduler_delay_factor: While anything runs, prompts wait this many times the last prompt step's
         duration, so that more of them share a step.
+      preemption_mode: What becomes of those who must give up their blocks. "swap": they go to host memory and
+        resume there; "recompute": they are computed again; "auto": groups that may run several sequences are
+        swapped, single sequences recomputed.
     """
 
     max_num_seqs: int = 256
@@ -125,6 +133,7 @@ class SchedulerConfig:
     max_num_partial_prefills: int = 1
     watermark: float = 0.01
     scheduler_delay_factor: float = 0.0
+    preemption_mode: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_partial_prefills"):
@@ -139,6 +148,11 @@ class SchedulerConfig:
                 )
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}; set --policy")
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise ConfigError(
+                f"preemption_mode must be one of {', '.join(PREEMPTION_MODES)}, got {self.preemption_mode!r}; "
+                "set --preemption-mode"
+            )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}; set --watermark")
         if not self.enable_chunked_prefill:

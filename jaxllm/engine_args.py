@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config import DTYPES, POLICIES, CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.config import DTYPES, POLICIES, PREEMPTION_MODES, CacheConfig, EngineConfig, SchedulerConfig
 from jaxllm.exceptions import ConfigError
 from jaxllm.model_loader.hf_config import model_config_from_hf
 
@@ -101,6 +101,15 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = _arg(
         CacheConfig.num_gpu_blocks_override, "number of KV cache blocks, whatever the memory says", int
     )
+    swap_space: float = _arg(
+        CacheConfig.swap_space, "size of the host KV cache that preempted requests are swapped to, in GiB", float
+    )
+    preemption_mode: str = _arg(
+        SchedulerConfig.preemption_mode,
+        "what requests do that must give up KV cache blocks: swap them to host memory, recompute them; "
+        "auto swaps those of several sequences",
+        choices=PREEMPTION_MODES,
+    )
     policy: str = _arg(
         SchedulerConfig.policy,
         "who is served first: fcfs, the first that came; priority, the lowest number, then the first that came",
@@ -170,6 +179,7 @@ class EngineArgs:
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 num_gpu_blocks_override=self.num_gpu_blocks_override,
+                swap_space=self.swap_space,
             ),
             scheduler=SchedulerConfig(
                 # Each sequence of a step needs a token.
@@ -182,6 +192,7 @@ class EngineArgs:
                 max_num_partial_prefills=self.max_num_partial_prefills,
                 watermark=self.watermark,
                 scheduler_delay_factor=self.scheduler_delay_factor,
+                preemption_mode=self.preemption_mode,
             ),
         )
 

@@ -86,7 +86,7 @@ def test_every_flag() -> None:
         *["--kv-cache-memory", "512M", "--gpu-memory-utilization", "0.5", "--num-gpu-blocks-override", "9"],
         *["--policy", "priority", "--no-enable-chunked-prefill", "--long-prefill-token-threshold", "1k"],
         *["--max-num-partial-prefills", "2", "--watermark", "0.25", "--scheduler-delay-factor", "0.5"],
-        *["--seed", "7"],
+        *["--swap-space", "0.5", "--preemption-mode", "swap", "--seed", "7"],
     )
     assert args == EngineArgs(
         model="m",
@@ -105,6 +105,8 @@ def test_every_flag() -> None:
         max_num_partial_prefills=2,
         watermark=0.25,
         scheduler_delay_factor=0.5,
+        swap_space=0.5,
+        preemption_mode="swap",
         seed=7,
     )
 
@@ -169,6 +171,8 @@ def test_every_value_reaches_the_configuration() -> None:
         max_num_partial_prefills=2,
         watermark=0.25,
         scheduler_delay_factor=0.5,
+        swap_space=0.5,
+        preemption_mode="swap",
         seed=11,
     )
     config = args.create_engine_config(TinyCheckpoint(100))
@@ -183,6 +187,7 @@ def test_every_value_reaches_the_configuration() -> None:
         max_num_partial_prefills=2,
         watermark=0.25,
         scheduler_delay_factor=0.5,
+        preemption_mode="swap",
     )
     assert config.cache == CacheConfig(
         block_size=8,
@@ -190,6 +195,7 @@ def test_every_value_reaches_the_configuration() -> None:
         kv_cache_memory_bytes=77,
         gpu_memory_utilization=0.5,
         num_gpu_blocks_override=9,
+        swap_space=0.5,
     )
 
 
@@ -197,6 +203,8 @@ def test_every_value_reaches_the_configuration() -> None:
     ("arguments", "says"),
     [
         ({"policy": "sjf"}, "policy must be one of fcfs, priority, got 'sjf'; set --policy"),
+        ({"swap_space": -1.0}, "swap_space must be at least 0 GiB, got -1.0; set --swap-space"),
+        ({"preemption_mode": "x"}, "preemption_mode must be one of auto, swap, recompute, got 'x'"),
         ({"watermark": 1.0}, r"watermark must be in \[0, 1\), got 1.0; set --watermark"),
         ({"scheduler_delay_factor": -1.0}, "scheduler_delay_factor must be at least 0, got -1.0"),
         ({"max_num_partial_prefills": 0}, "max_num_partial_prefills must be at least 1, got 0"),

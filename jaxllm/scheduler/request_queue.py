@@ -45,15 +45,17 @@ class Queues:
     Attributes:
       waiting: None of the group's sequences holds blocks.
       running: They hold device blocks, but for those that made room for their own elder siblings.
+      swapped: They hold host blocks, with the same exception.
     """
 
     def __init__(self) -> None:
         self.waiting = RequestQueue()
         self.running = RequestQueue()
+        self.swapped = RequestQueue()
 
     @property
     def all(self) -> tuple[RequestQueue, ...]:
-        return (self.waiting, self.running)
+        return (self.waiting, self.running, self.swapped)
 
     def move(self, group: SequenceGroup, target: RequestQueue) -> None:
         self.remove(group)

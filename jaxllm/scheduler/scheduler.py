@@ -40,10 +40,13 @@ class Scheduler:
         self.max_model_len = config.max_model_len
         self._policy = config.policy
         self.kv_cache_manager = KVCacheManager(
-            kv_info.num_device_blocks, kv_info.block_size, cache_config.enable_prefix_caching
+            kv_info.num_device_blocks,
+            kv_info.block_size,
+            cache_config.enable_prefix_caching,
+            num_host_blocks=kv_info.num_host_blocks,
         )
         self.queues = Queues()
-        self._preemption = Preemption(self.queues, self.kv_cache_manager)
+        self._preemption = Preemption(config.preemption_mode, self.queues, self.kv_cache_manager)
         self._step_builder = StepBuilder(
             config, self.max_num_seqs, self.queues, self.kv_cache_manager, self._preemption
         )
@@ -55,6 +58,8 @@ class Scheduler:
         self._num_seqs_made = 0
         self._step_id = 0
         self._num_copied_blocks = 0
+        self._num_swapped_out_blocks = 0
+        self._num_swapped_in_blocks = 0
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Puts a request at the end of the queue.
@@ -105,6 +110,8 @@ class Scheduler:
         assert plan.num_scheduled_tokens or not self._groups, "a step without work while requests wait"
         output = plan.to_scheduler_output(self._step_id, self._preemption.take_dropped_seq_ids())
         self._num_copied_blocks += len(plan.blocks_to_copy)
+        self._num_swapped_out_blocks += len(plan.blocks_to_swap_out)
+        self._num_swapped_in_blocks += len(plan.blocks_to_swap_in)
         self._step_id += 1
         return output
 
@@ -125,7 +132,7 @@ class Scheduler:
             self.kv_cache_manager.cache_full_blocks(seq)
             if seq.num_computed_tokens == seq.num_tokens:
                 self._take_draws(group, seq, runner_output.sampled[seq_id], news)
-        return EngineCoreOutputs(news.to_outputs(), self._stats())
+        return EngineCoreOutputs(news.to_outputs(), self.stats())
 
     def check_integrity(self) -> None:
         """Checks queues, statuses and the block ledger. O(everything): for tests and idle moments.
@@ -138,9 +145,18 @@ class Scheduler:
         unfinished = [seq for group in self._groups.values() for seq in group.unfinished_seqs()]
         assert {seq.seq_id: seq for seq in unfinished} == self._seqs, "a sequence is lost"
         assert all(group.unfinished_seqs() for group in self._groups.values()), "a finished group is still queued"
-        assert not [seq for group in self.queues.waiting for seq in group.seqs_with(SequenceStatus.RUNNING)]
+        for queue, allowed in (
+            (self.queues.waiting, {SequenceStatus.WAITING}),
+            (self.queues.running, {SequenceStatus.WAITING, SequenceStatus.RUNNING}),
+            (self.queues.swapped, {SequenceStatus.WAITING, SequenceStatus.SWAPPED}),
+        ):
+            assert {seq.status for group in queue for seq in group.unfinished_seqs()} <= allowed, "in the wrong queue"
+        assert all(group.seqs_with(SequenceStatus.SWAPPED) for group in self.queues.swapped)
         assert self.queues.num_seats_taken() <= self.max_num_seqs, "more sequences than max_num_seqs"
         self.kv_cache_manager.check_integrity(seq for seq in unfinished if seq.status is SequenceStatus.RUNNING)
+        self.kv_cache_manager.host_blocks.check_integrity(
+            seq for seq in unfinished if seq.status is SequenceStatus.SWAPPED
+        )
         known = set(self.kv_cache_manager.req_to_block_hashes)
         assert known <= self._seqs.keys(), "block hashes of a finished sequence are kept"
 
@@ -167,18 +183,21 @@ class Scheduler:
     def _finish(self, group: SequenceGroup, seq: Sequence, status: SequenceStatus) -> None:
         seq.status = status
         self.kv_cache_manager.free(seq.seq_id)
+        self.kv_cache_manager.host_blocks.free(seq.seq_id)
         self.kv_cache_manager.free_block_hashes(seq.seq_id)
         self._preemption.drop_from_worker(seq)
         del self._seqs[seq.seq_id]
         if group.is_finished:
             self.queues.remove(group)
             del self._groups[group.request_id]
+        elif group in self.queues.swapped and not group.seqs_with(SequenceStatus.SWAPPED):
+            self.queues.move(group, self.queues.waiting)  # its other sequences hold no blocks
 
     def _new_seq_id(self) -> int:
         self._num_seqs_made += 1
         return self._num_seqs_made - 1
 
-    def _stats(self) -> SchedulerStats:
+    def stats(self) -> SchedulerStats:
         return SchedulerStats(
             num_running=len(self.queues.running),
             num_waiting=len(self.queues.waiting),
@@ -187,4 +206,7 @@ class Scheduler:
             num_copied_blocks=self._num_copied_blocks,
             prefix_cache_queries=self.kv_cache_manager.num_queried_tokens,
             prefix_cache_hits=self.kv_cache_manager.num_hit_tokens,
+            num_swapped=len(self.queues.swapped),
+            num_swapped_out_blocks=self._num_swapped_out_blocks,
+            num_swapped_in_blocks=self._num_swapped_in_blocks,
         )

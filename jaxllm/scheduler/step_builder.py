@@ -1,8 +1,8 @@
 """StepBuilder: chooses a step's sequences and how many tokens of each. Takes in no results.
 
 With chunked prefill a step holds prompt chunks and single decode tokens side by side, within one budget of
-tokens: running sequences first, then waiting ones, as long as blocks, seats (max_num_seqs) and budget last.
-Without it a step holds either whole prompts or decode tokens, and prompts come first.
+tokens: running sequences first, then swapped ones, then waiting ones, as long as blocks, seats (max_num_seqs)
+and budget last. Without it a step holds either whole prompts or decode tokens, and prompts come first.
 
 Both walk the queues in the policy's order, and whoever must give up blocks stands last in it: a victim is
 never part of the step already.
@@ -52,15 +52,20 @@ class StepBuilder:
         )
         takes_prompts = self.prompt_delay.passed(now_s, arrivals, len(queues.running) > 0)
         if not self._config.enable_chunked_prefill:
-            self._schedule_waiting(plan, takes_prompts, now_s)
+            if self._admit_displaced(plan) and takes_prompts and not queues.swapped:
+                self._admit_waiting(plan, now_s)
             if plan.num_scheduled_tokens:
                 return
         num_preemptions = self._preemption.num_preemptions
         self._schedule_running(plan)
         if self._preemption.num_preemptions > num_preemptions:
             return  # who came in now would be the next to be preempted
-        if self._config.enable_chunked_prefill:
-            self._schedule_waiting(plan, takes_prompts, now_s)
+        if self._config.enable_chunked_prefill and not self._admit_displaced(plan):
+            return
+        self._swap_in(plan)
+        if self._config.enable_chunked_prefill and takes_prompts and not queues.swapped:
+            if self._preemption.num_preemptions == num_preemptions:
+                self._admit_waiting(plan, now_s)
 
     def _schedule_running(self, plan: StepPlan) -> None:
         for group in list(self._queues.running):
@@ -69,16 +74,39 @@ class StepBuilder:
             self._schedule_group(plan, group)
 
     def _schedule_group(self, plan: StepPlan, group: SequenceGroup) -> None:
+        if self._preemption.may_swap(group) and not self._make_room(plan, group):
+            return
         for seq in group.seqs_with(SequenceStatus.RUNNING):
             if not plan.token_budget:
                 return
             num_tokens = self._num_tokens(plan, seq.num_tokens - seq.num_computed_tokens)
-            allocation = self._allocate_or_preempt(group, seq, num_tokens)
+            allocation = self._allocate_or_preempt(plan, group, seq, num_tokens)
             if allocation is None:
                 return  # this one was preempted; so are its younger siblings
             self._add_to_plan(plan, group, seq, num_tokens, allocation)
 
-    def _allocate_or_preempt(self, group: SequenceGroup, seq: Sequence, num_tokens: int) -> Allocation | None:
+    def _make_room(self, plan: StepPlan, group: SequenceGroup) -> bool:
+        """Preempts from the end of the queue until all of the group finds blocks: it is swapped whole or not at all.
+
+        Returns False if the group had to go itself. Where nobody before it runs it mustn't, since it would find no
+        more room later: then its younger sequences make room for the elder ones.
+        """
+        wanted = [
+            (seq, self._num_tokens(plan, seq.num_tokens - seq.num_computed_tokens))
+            for seq in group.seqs_with(SequenceStatus.RUNNING)
+        ]
+        num_needed = self._kv.num_blocks_needed(wanted)
+        while num_needed > self._kv.block_pool.num_free_blocks:
+            newest = self._queues.running.last()
+            if newest is not group:
+                self._preemption.preempt(plan, newest)
+            else:
+                return not (plan.num_scheduled_tokens and self._preemption.swap_out(plan, group))
+        return True
+
+    def _allocate_or_preempt(
+        self, plan: StepPlan, group: SequenceGroup, seq: Sequence, num_tokens: int
+    ) -> Allocation | None:
         """Returns None if the sequence had to be preempted itself."""
         while seq.status is SequenceStatus.RUNNING:
             allocation = self._kv.allocate_slots(seq, num_tokens)
@@ -88,17 +116,37 @@ class StepBuilder:
             if newest is group:  # elder siblings are in this step already: give way from the youngest up
                 self._preemption.displace_youngest(group)
             else:
-                self._preemption.preempt(newest)
+                self._preemption.preempt(plan, newest)
         return None
 
-    def _schedule_waiting(self, plan: StepPlan, takes_prompts: bool, now_s: float) -> None:
-        """Displaced siblings come before everybody who waits; the head of the queue is never overtaken."""
-        for group in list(self._queues.running):
-            if len(group.seqs) > 1 and not self._admit_all(plan, group):
+    def _swap_in(self, plan: StepPlan) -> None:
+        """Brings swapped groups back, in order. Each finds room for its next tokens too."""
+        swapped = self._queues.swapped
+        while swapped and plan.token_budget:
+            group = swapped.first()
+            if self._queues.num_seats_taken() + group.get_max_num_running_seqs() > self._max_num_seqs:
                 return
-        if not takes_prompts or not self._queues.waiting:
-            return
+            seqs = group.seqs_with(SequenceStatus.SWAPPED)
+            # Alone it gets in whatever its next tokens need: its younger sequences can make room.
+            num_reserved = self._num_watermark_blocks + len(seqs) if self._kv.req_to_blocks else 0
+            pairs = self._kv.swap_in([seq.seq_id for seq in seqs], num_reserved)
+            if pairs is None:
+                return
+            plan.blocks_to_swap_in += pairs
+            for seq in seqs:
+                seq.status = SequenceStatus.RUNNING
+            self._queues.move(group, self._queues.running)
+            self._schedule_group(plan, group)
+
+    def _admit_displaced(self, plan: StepPlan) -> bool:
+        """Admits the siblings that made room for elder ones. Returns False when one of them has to wait on."""
+        return all(self._admit_all(plan, group) for group in self._queues.running if len(group.seqs) > 1)
+
+    def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
+        """Takes in the waiting, in order: the head of the queue is never overtaken."""
         waiting = self._queues.waiting
+        if not waiting:
+            return
         num_free_seats = self._max_num_seqs - self._queues.num_seats_taken()
         while waiting and plan.token_budget:
             group = waiting.first()
