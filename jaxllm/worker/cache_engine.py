@@ -1,4 +1,4 @@
-"""CacheEngine: owns the KV arrays in device memory, allocated once, and copies blocks by id."""
+"""CacheEngine: owns the KV arrays in device memory, allocated once, and moves blocks by id, to the host too."""
 
 from collections.abc import Sequence
 
@@ -12,6 +12,7 @@ from jaxllm.exceptions import ConfigError
 from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
+from jaxllm.worker.host_cache import HostCache
 from jaxllm.worker.programs import COPY_BATCH, CompiledPrograms
 from sharding.rules import sharding_for
 
@@ -27,6 +28,7 @@ class CacheEngine:
       caches: One LayerCache a layer. A step takes them (they are donated) and puts its result back.
       num_blocks: N.
       block_size: P.
+      num_host_blocks: Blocks of the host cache, or 0.
     """
 
     def __init__(self, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str) -> None:
@@ -42,12 +44,34 @@ class CacheEngine:
             LayerCache(jnp.zeros(shape, dtype, device=sharding), jnp.zeros(shape, dtype, device=sharding))
             for _ in range(model.num_hidden_layers)
         )
+        self.num_host_blocks = num_host_blocks(config.cache.swap_space, block_bytes)
+        self._host_cache = HostCache(sharding, is_pinned=platform != "cpu")
         _logger.info(
-            "KV cache: %d blocks of %d tokens, %.2f GiB",
+            "KV cache: %d blocks of %d tokens, %.2f GiB; on the host %d blocks",
             self.num_blocks,
             self.block_size,
             self.num_blocks * block_bytes / 2**30,
+            self.num_host_blocks,
         )
+
+    def swap_out(self, blocks: Sequence[tuple[int, int]], programs: CompiledPrograms) -> None:
+        """Copies (device, host) blocks of every layer to the host."""
+        for first in range(0, len(blocks), COPY_BATCH):
+            batch = blocks[first : first + COPY_BATCH]
+            ids = np.zeros(COPY_BATCH, np.int32)  # padding reads the null block
+            ids[: len(batch)] = [source for source, _ in batch]
+            sources = jax.device_put(ids)
+            rows = [programs("gather_blocks", COPY_BATCH, cache, sources) for cache in self.caches]
+            self._host_cache.store([destination for _, destination in batch], rows)
+
+    def swap_in(self, blocks: Sequence[tuple[int, int]], programs: CompiledPrograms) -> None:
+        """Copies (host, device) blocks of every layer to the device; they leave the host."""
+        for ids, rows in self._host_cache.take(blocks):
+            destinations = jax.device_put(ids)
+            self.caches = tuple(
+                programs("scatter_blocks", COPY_BATCH, cache, destinations, mine)
+                for cache, mine in zip(self.caches, rows, strict=True)
+            )
 
     def copy(self, blocks: Sequence[tuple[int, int]], programs: CompiledPrograms) -> None:
         """Copies (source, destination) blocks in every layer. No destination is another pair's source."""
@@ -59,6 +83,12 @@ class CacheEngine:
             self.caches = tuple(
                 programs("copy_blocks", COPY_BATCH, cache, sources, destinations) for cache in self.caches
             )
+
+
+def num_host_blocks(swap_space: float, block_bytes: int) -> int:
+    """Returns how many blocks fit swap_space GiB, or 0 if none but the null block would."""
+    num_blocks = int(swap_space * 2**30) // block_bytes
+    return num_blocks if num_blocks >= 2 else 0
 
 
 def bytes_per_block(config: EngineConfig, block_size: int, dtype: jnp.dtype) -> int:
