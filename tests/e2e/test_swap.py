@@ -1,4 +1,4 @@
-"""Tokens of several sequences don't depend on the pool's size, on swapping, recomputing or caching: on the real model."""
+"""Tokens of n sequences don't depend on the pool's size, on swapping, recomputing or caching: on the real model."""
 
 import pytest
 
@@ -36,21 +36,18 @@ def large_pool(smollm2_path):
         return tokens
 
 
-@pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cache", "no cache"])
 @pytest.mark.parametrize(
     ("engine_args", "swaps"),
     [
-        pytest.param({}, True, id="swap"),
-        pytest.param({"preemption_mode": "recompute"}, False, id="recompute"),
-        pytest.param({"swap_space": 0}, False, id="no host memory"),
+        pytest.param({"enable_prefix_caching": True}, True, id="swap, cache"),
+        pytest.param({"enable_prefix_caching": False}, True, id="swap, no cache"),
+        pytest.param({"enable_prefix_caching": True, "preemption_mode": "recompute"}, False, id="recompute, cache"),
+        pytest.param({"enable_prefix_caching": False, "swap_space": 0}, False, id="no host memory, no cache"),
         pytest.param({"enable_chunked_prefill": False}, True, id="swap, whole prompts"),
     ],
 )
-def test_a_small_pool_gives_the_tokens_of_a_large_one(
-    smollm2_path, large_pool, engine_args, swaps, enable_prefix_caching
-):
-    args = {**ARGS, **SMALL_POOL, **engine_args}
-    with LLM(model=str(smollm2_path), enable_prefix_caching=enable_prefix_caching, **args) as llm:
+def test_a_small_pool_gives_the_tokens_of_a_large_one(smollm2_path, large_pool, engine_args, swaps):
+    with LLM(model=str(smollm2_path), **ARGS, **SMALL_POOL, **engine_args) as llm:
         assert _generate(llm) == large_pool
         stats = llm.llm_engine.stats
         assert stats.num_preemptions > 0
