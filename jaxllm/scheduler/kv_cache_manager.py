@@ -114,6 +114,10 @@ class KVCacheManager:
         """
         hits = computed_blocks or []
         table = self.req_to_blocks.get(seq.seq_id, [])
+        if num_new_tokens == 1 and table:  # most calls by far: one more token, in a block of its own
+            block_idx = seq.num_computed_tokens // self.block_size
+            if block_idx < len(table) and table[block_idx].ref_cnt == 1:
+                return _UNCHANGED
         assert not (hits and table), "only a sequence without blocks can take cached ones"
         start = seq.num_computed_tokens + len(hits) * self.block_size
         first, end = start // self.block_size, cdiv(start + num_new_tokens, self.block_size)

@@ -68,13 +68,17 @@ class StepBuilder:
                 self._admit_waiting(plan, now_s)
 
     def _schedule_running(self, plan: StepPlan) -> None:
+        num_preemptions = self._preemption.num_preemptions
         for group in list(self._queues.running):
-            if group not in self._queues.running or not plan.token_budget:
-                break  # preempted, and so is everybody behind it
+            if not plan.token_budget:
+                return
+            if self._preemption.num_preemptions > num_preemptions and group not in self._queues.running:
+                return  # preempted, and so is everybody behind it
             self._schedule_group(plan, group)
 
     def _schedule_group(self, plan: StepPlan, group: SequenceGroup) -> None:
-        if self._preemption.may_swap(group) and not self._make_room(plan, group):
+        may_be_short = self._kv.block_pool.num_free_blocks < len(group.seqs)  # a sequence takes one block at most
+        if may_be_short and self._preemption.may_swap(group) and not self._make_room(plan, group):
             return
         for seq in group.seqs_with(SequenceStatus.RUNNING):
             if not plan.token_budget:
