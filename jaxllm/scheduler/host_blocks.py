@@ -36,16 +36,20 @@ class HostBlocks:
     """What swapped-out sequences hold.
 
     Attributes:
-      block_pool: None if there is no host memory to swap to.
+      num_blocks: With the null block; 0 if there is no host memory to swap to.
+      block_pool: Made when something is swapped out for the first time.
       tables: seq_id -> its block table in host memory.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.block_pool = BlockPool(num_blocks) if num_blocks else None
+        self.num_blocks = num_blocks
+        self.block_pool: BlockPool | None = None
         self.tables: BlockTables = {}
 
     def take(self, device_tables: BlockTables) -> BlockPairs | None:
         """Makes room for these tables. Returns (device, host) pairs to copy, or None if room is short."""
+        if self.block_pool is None and self.num_blocks:
+            self.block_pool = BlockPool(self.num_blocks)
         if self.block_pool is None or num_distinct_blocks(device_tables) > self.block_pool.num_free_blocks:
             return None
         tables, pairs = copy_tables(device_tables, self.block_pool)

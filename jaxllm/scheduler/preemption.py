@@ -34,7 +34,7 @@ class Preemption:
         self._recompute(group, group.seqs_with(SequenceStatus.RUNNING))
 
     def may_swap(self, group: SequenceGroup) -> bool:
-        if self._mode == "recompute" or self._kv.host_blocks.block_pool is None:
+        if self._mode == "recompute" or not self._kv.host_blocks.num_blocks:
             return False
         return self._mode == "swap" or group.get_max_num_running_seqs() > 1
 

@@ -217,4 +217,5 @@ class StepBuilder:
 
 
 def num_watermark_blocks(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> int:
+    """Returns how many blocks somebody who comes in must leave free."""
     return int(config.watermark * kv_cache_manager.block_pool.num_usable_blocks)

@@ -44,7 +44,7 @@ class CacheEngine:
             LayerCache(jnp.zeros(shape, dtype, device=sharding), jnp.zeros(shape, dtype, device=sharding))
             for _ in range(model.num_hidden_layers)
         )
-        self.num_host_blocks = num_host_blocks(config.cache.swap_space, block_bytes)
+        self.num_host_blocks = num_host_blocks(config, self.block_size, block_bytes)
         self._host_cache = HostCache(sharding, is_pinned=platform != "cpu")
         _logger.info(
             "KV cache: %d blocks of %d tokens, %.2f GiB; on the host %d blocks",
@@ -85,9 +85,12 @@ class CacheEngine:
             )
 
 
-def num_host_blocks(swap_space: float, block_bytes: int) -> int:
-    """Returns how many blocks fit swap_space GiB, or 0 if none but the null block would."""
-    num_blocks = int(swap_space * 2**30) // block_bytes
+def num_host_blocks(config: EngineConfig, block_size: int, block_bytes: int) -> int:
+    """Returns how many blocks fit swap_space GiB, no more than full sequences could use.
+
+    0 if there would be none but the null block.
+    """
+    num_blocks = min(int(config.cache.swap_space * 2**30) // block_bytes, _num_usable_blocks(config, block_size))
     return num_blocks if num_blocks >= 2 else 0
 
 
@@ -110,9 +113,11 @@ def _num_blocks(config: EngineConfig, block_size: int, block_bytes: int, platfor
             f"the KV cache needs at least 2 blocks of {block_bytes} bytes, got {budget} bytes; "
             "raise --kv-cache-memory or lower --block-size"
         )
-    scheduler = config.scheduler
-    usable = scheduler.max_num_seqs * cdiv(scheduler.max_model_len, block_size) + 1
-    return min(affordable, usable)
+    return min(affordable, _num_usable_blocks(config, block_size))
+
+
+def _num_usable_blocks(config: EngineConfig, block_size: int) -> int:
+    return config.scheduler.max_num_seqs * cdiv(config.scheduler.max_model_len, block_size) + 1
 
 
 def _default_budget(cache: CacheConfig, platform: str) -> int:

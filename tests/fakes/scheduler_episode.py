@@ -81,7 +81,6 @@ class SchedulerEpisode:
             action()
             self.scheduler.check_integrity()
             assert self.scheduler.has_unfinished_requests() == bool(self.live), "a request is lost"
-            self.executor.steps[:-1] = [None] * (len(self.executor.steps) - 1)  # type: ignore[list-item]  # memory
         self.drain()
 
     def drain(self) -> None:

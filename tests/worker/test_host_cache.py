@@ -1,12 +1,15 @@
 """HostCache: what is stored comes back, whatever the order and the batches; in numpy and in pinned memory."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from jaxllm.layers.attention import LayerCache
-from jaxllm.worker.cache_engine import num_host_blocks
+from jaxllm.worker.cache_engine import bytes_per_block, num_host_blocks
 from jaxllm.worker.host_cache import HostCache
 from jaxllm.worker.programs import COPY_BATCH
 from sharding.mesh import make_mesh
@@ -36,7 +39,27 @@ def test_blocks_come_back_from_several_batches(is_pinned: bool) -> None:
         next(cache.take([(3, 31)]))
 
 
+def _config(swap_space: float, max_num_seqs: int = 256) -> EngineConfig:
+    model = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        head_dim=64,
+        max_position_embeddings=1024,
+    )
+    scheduler = SchedulerConfig(max_num_seqs=max_num_seqs, max_model_len=1024)
+    cache = CacheConfig(swap_space=swap_space)
+    return EngineConfig(model=model, model_path=Path("model.gguf"), cache=cache, scheduler=scheduler)
+
+
 def test_oracle_of_host_blocks() -> None:
-    assert num_host_blocks(4, 2 * 12 * 16 * 12 * 64 * 2) == 7281
-    assert num_host_blocks(0, 4096) == num_host_blocks(2**-30, 1) == 0
-    assert num_host_blocks(2**-29, 1) == 2
+    block_bytes = bytes_per_block(_config(4), 16, jnp.float16)
+    assert block_bytes == 589_824
+    assert num_host_blocks(_config(4), 16, block_bytes) == 7281
+    assert num_host_blocks(_config(0), 16, block_bytes) == 0
+    assert num_host_blocks(_config(block_bytes / 2**30), 16, block_bytes) == 0  # the null block alone
+    assert num_host_blocks(_config(4, max_num_seqs=2), 16, block_bytes) == 2 * 64 + 1  # full sequences
