@@ -7,6 +7,8 @@ from typing import Any
 from jaxllm.exceptions import ConfigError
 
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
+PREEMPTION_MODES = ("auto", "swap", "recompute")
+POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -72,6 +74,7 @@ class CacheConfig:
         accelerator's memory, or 1 GiB on CPU.
       gpu_memory_utilization: Share of the accelerator's memory for weights, programs and KV cache.
       num_gpu_blocks_override: Number of device blocks, whatever the memory says.
+      swap_space: Size of the host KV cache, which preempted groups are swapped to, in GiB.
     """
 
     block_size: int | None = None
@@ -79,6 +82,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
+    swap_space: float = 4
 
     def __post_init__(self) -> None:
         size = self.block_size
@@ -90,6 +94,8 @@ class CacheConfig:
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if not 0 <= self.swap_space < float("inf"):
+            raise ConfigError(f"swap_space must be at least 0 GiB, got {self.swap_space}; set --swap-space")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             raise ConfigError(
                 f"num_gpu_blocks_override must be at least 2 (block 0 is the null block), "
@@ -105,18 +111,64 @@ class SchedulerConfig:
       max_num_seqs: Most sequences in one step.
       max_num_batched_tokens: Most tokens in one step; longer prompts are computed in chunks.
       max_model_len: Most tokens of a sequence, prompt and output together.
+      policy: "fcfs", or "priority": the lower number first, ties by arrival.
+      enable_chunked_prefill: Whether a step may hold parts of prompts, beside decode tokens. Otherwise it
+        holds whole prompts or decode tokens.
+      long_prefill_token_threshold: Most tokens of one prompt in one step; 0 sets no limit.
+      max_num_partial_prefills: Prompts that one step may leave unfinished.
+      watermark: Share of the KV cache that somebody who comes in must leave free.
+      scheduler_delay_factor: While anything runs, prompts wait this many times the last prompt step's
+        duration, so that more of them share a step.
+      preemption_mode: What becomes of those who must give up their blocks. "swap": they go to host memory and
+        resume there; "recompute": they are computed again; "auto": groups that may run several sequences are
+        swapped, single sequences recomputed.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int
+    policy: str = "fcfs"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 1
+    watermark: float = 0.01
+    scheduler_delay_factor: float = 0.0
+    preemption_mode: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_partial_prefills"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name} must be at least 1, got {getattr(self, name)}; set --{name.replace('_', '-')}"
                 )
+        for name in ("long_prefill_token_threshold", "scheduler_delay_factor"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(
+                    f"{name} must be at least 0, got {getattr(self, name)}; set --{name.replace('_', '-')}"
+                )
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}; set --policy")
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise ConfigError(
+                f"preemption_mode must be one of {', '.join(PREEMPTION_MODES)}, got {self.preemption_mode!r}; "
+                "set --preemption-mode"
+            )
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}; set --watermark")
+        if not self.enable_chunked_prefill:
+            self._check_whole_prompts()
+
+    def _check_whole_prompts(self) -> None:
+        if self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens must be at least max_model_len={self.max_model_len} without chunked prefill, "
+                f"got {self.max_num_batched_tokens}; set --max-num-batched-tokens or --enable-chunked-prefill"
+            )
+        if self.long_prefill_token_threshold or self.max_num_partial_prefills > 1:
+            raise ConfigError(
+                "long_prefill_token_threshold and max_num_partial_prefills need chunked prefill, got "
+                f"{self.long_prefill_token_threshold} and {self.max_num_partial_prefills}; set --enable-chunked-prefill"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config import DTYPES, CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.config import DTYPES, POLICIES, PREEMPTION_MODES, CacheConfig, EngineConfig, SchedulerConfig
 from jaxllm.exceptions import ConfigError
 from jaxllm.model_loader.hf_config import model_config_from_hf
 
@@ -102,6 +102,38 @@ class EngineArgs:
         CacheConfig.num_gpu_blocks_override, "number of KV cache blocks, whatever the memory says", int
     )
     num_device_blocks_override: int | None = _arg(None, "another name of --num-gpu-blocks-override", int)
+    swap_space: float = _arg(
+        CacheConfig.swap_space, "size of the host KV cache that preempted requests are swapped to, in GiB", float
+    )
+    preemption_mode: str = _arg(
+        SchedulerConfig.preemption_mode,
+        "what requests do that must give up KV cache blocks: swap them to host memory, recompute them; "
+        "auto swaps those of several sequences",
+        choices=PREEMPTION_MODES,
+    )
+    policy: str = _arg(
+        SchedulerConfig.policy,
+        "who is served first: fcfs, the first that came; priority, the lowest number, then the first that came",
+        choices=POLICIES,
+    )
+    enable_chunked_prefill: bool = _arg(
+        SchedulerConfig.enable_chunked_prefill,
+        "let a step hold parts of prompts beside decode tokens, else only whole prompts or decode tokens",
+    )
+    long_prefill_token_threshold: int = _arg(
+        SchedulerConfig.long_prefill_token_threshold, "most tokens of one prompt in one step; 0 sets no limit", _size
+    )
+    max_num_partial_prefills: int = _arg(
+        SchedulerConfig.max_num_partial_prefills, "prompts that one step may leave unfinished", int
+    )
+    watermark: float = _arg(
+        SchedulerConfig.watermark, "share of the KV cache that a prompt must leave free, in [0, 1)", float
+    )
+    scheduler_delay_factor: float = _arg(
+        SchedulerConfig.scheduler_delay_factor,
+        "while anything runs, let prompts wait this many times the last prompt step's duration",
+        float,
+    )
     seed: int | None = _arg(
         EngineConfig.seed,
         "seeds the requests that bring no seed; if not given, they differ from run to run",
@@ -148,12 +180,20 @@ class EngineArgs:
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 num_gpu_blocks_override=self._num_blocks_override(),
+                swap_space=self.swap_space,
             ),
             scheduler=SchedulerConfig(
                 # Each sequence of a step needs a token.
                 max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_model_len=default_len if self.max_model_len is None else self.max_model_len,
+                policy=self.policy,
+                enable_chunked_prefill=self.enable_chunked_prefill,
+                long_prefill_token_threshold=self.long_prefill_token_threshold,
+                max_num_partial_prefills=self.max_num_partial_prefills,
+                watermark=self.watermark,
+                scheduler_delay_factor=self.scheduler_delay_factor,
+                preemption_mode=self.preemption_mode,
             ),
         )
 

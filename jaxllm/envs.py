@@ -5,6 +5,7 @@
 | JAXLLM_HOME | folder of fetched models and compiled programs | ~/.cache/jaxllm |
 | JAXLLM_LOG_LEVEL | DEBUG, INFO, WARNING or ERROR | WARNING |
 | JAXLLM_COMPILE_CACHE | 1: keep compiled programs on disk; 0: don't | 1 |
+| JAXLLM_DEBUG | 1: check the engine's own books whenever it becomes idle; 0: don't | 0 |
 """
 
 import os
@@ -15,6 +16,7 @@ from jaxllm.exceptions import ConfigError
 _CHOICES = {
     "JAXLLM_LOG_LEVEL": ("DEBUG", "INFO", "WARNING", "ERROR"),
     "JAXLLM_COMPILE_CACHE": ("1", "0"),
+    "JAXLLM_DEBUG": ("1", "0"),
 }
 _KNOWN = ("JAXLLM_HOME", *_CHOICES)
 
@@ -30,6 +32,10 @@ def log_level() -> str:
 
 def is_compile_cache_on() -> bool:
     return _choice("JAXLLM_COMPILE_CACHE", default="1") == "1"
+
+
+def is_debug() -> bool:
+    return _choice("JAXLLM_DEBUG", default="0") == "1"
 
 
 def check_names() -> None:

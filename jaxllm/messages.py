@@ -36,6 +36,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_host_blocks: int = 0  # with block 0, which is the null block here too; 0: nothing can be swapped
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -77,6 +78,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_samples: dict[int, int]
     blocks_to_copy: list[tuple[int, int]]  # (source, destination), copied before anything is written
     dropped_seq_ids: list[int]  # finished or preempted: the worker forgets these first
+    blocks_to_swap_in: list[tuple[int, int]] = []  # (host, device), copied before blocks_to_copy
+    blocks_to_swap_out: list[tuple[int, int]] = []  # (device, host), copied before everything else
 
     @property
     def num_tokens(self) -> int:
@@ -139,6 +142,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_copied_blocks: int
     prefix_cache_queries: int  # tokens looked up
     prefix_cache_hits: int  # tokens found
+    num_swapped: int = 0  # requests in host memory
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, gc=False):

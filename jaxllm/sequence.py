@@ -138,6 +138,7 @@ class SequenceGroup:
       first_scheduled_time_s: When its first token was scheduled, or None.
       num_cached_tokens: Prompt tokens that the prefix cache held when the request was first scheduled.
       num_prompt_logprobs: Prompt positions, counted from position 1, whose logprobs have been handed out.
+      queue_key: Its place in every queue; see scheduler/policy.py.
     """
 
     __slots__ = (
@@ -148,6 +149,7 @@ class SequenceGroup:
         "first_scheduled_time_s",
         "num_cached_tokens",
         "num_prompt_logprobs",
+        "queue_key",
     )
 
     def __init__(self, request: EngineCoreRequest, first: Sequence) -> None:
@@ -159,6 +161,7 @@ class SequenceGroup:
         self.first_scheduled_time_s: float | None = None
         self.num_cached_tokens = 0
         self.num_prompt_logprobs = 0
+        self.queue_key = (0, 0.0, first.seq_id)
 
     @property
     def request_id(self) -> str:

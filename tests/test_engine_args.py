@@ -84,7 +84,9 @@ def test_every_flag() -> None:
         *["--model", "m", "--dtype", "bfloat16", "--max-model-len", "32k", "--max-num-seqs", "3"],
         *["--max-num-batched-tokens", "2K", "--block-size", "32", "--no-enable-prefix-caching"],
         *["--kv-cache-memory", "512M", "--gpu-memory-utilization", "0.5", "--num-gpu-blocks-override", "9"],
-        *["--seed", "7"],
+        *["--policy", "priority", "--no-enable-chunked-prefill", "--long-prefill-token-threshold", "1k"],
+        *["--max-num-partial-prefills", "2", "--watermark", "0.25", "--scheduler-delay-factor", "0.5"],
+        *["--swap-space", "0.5", "--preemption-mode", "swap", "--seed", "7"],
     )
     assert args == EngineArgs(
         model="m",
@@ -97,6 +99,14 @@ def test_every_flag() -> None:
         kv_cache_memory_bytes=512 << 20,
         gpu_memory_utilization=0.5,
         num_gpu_blocks_override=9,
+        policy="priority",
+        enable_chunked_prefill=False,
+        long_prefill_token_threshold=1000,
+        max_num_partial_prefills=2,
+        watermark=0.25,
+        scheduler_delay_factor=0.5,
+        swap_space=0.5,
+        preemption_mode="swap",
         seed=7,
     )
 
@@ -146,7 +156,7 @@ def test_help_holds_every_flag_and_default() -> None:
     assert "--max-num-seqs SEQS" in text and "(default: 256)" in text
     assert "--kv-cache-memory" in text and "--no-enable-prefix-caching" in text
     assert "--seed" not in text
-    assert text.count("(default: on)") == 1
+    assert text.count("(default: on)") == 2  # prefix caching, chunked prefill
 
 
 @pytest.mark.parametrize(("limit", "asked", "result"), [(100, None, 100), (10**6, None, 8192), (10**6, 32000, 32000)])
@@ -170,16 +180,55 @@ def test_every_value_reaches_the_configuration() -> None:
         kv_cache_memory_bytes=77,
         gpu_memory_utilization=0.5,
         num_gpu_blocks_override=9,
+        policy="priority",
+        long_prefill_token_threshold=4,
+        max_num_partial_prefills=2,
+        watermark=0.25,
+        scheduler_delay_factor=0.5,
+        swap_space=0.5,
+        preemption_mode="swap",
         seed=11,
     )
     config = args.create_engine_config(TinyCheckpoint(100))
     assert (config.dtype, config.seed, config.model_path) == ("float16", 11, Path("tiny.gguf"))
     assert config.model.num_attention_heads == 2
-    assert config.scheduler == SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=5, max_model_len=100)
+    assert config.scheduler == SchedulerConfig(
+        max_num_seqs=3,
+        max_num_batched_tokens=5,
+        max_model_len=100,
+        policy="priority",
+        long_prefill_token_threshold=4,
+        max_num_partial_prefills=2,
+        watermark=0.25,
+        scheduler_delay_factor=0.5,
+        preemption_mode="swap",
+    )
     assert config.cache == CacheConfig(
         block_size=8,
         enable_prefix_caching=False,
         kv_cache_memory_bytes=77,
         gpu_memory_utilization=0.5,
         num_gpu_blocks_override=9,
+        swap_space=0.5,
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"policy": "sjf"}, "policy must be one of fcfs, priority, got 'sjf'; set --policy"),
+        ({"swap_space": -1.0}, "swap_space must be at least 0 GiB, got -1.0; set --swap-space"),
+        ({"preemption_mode": "x"}, "preemption_mode must be one of auto, swap, recompute, got 'x'"),
+        ({"watermark": 1.0}, r"watermark must be in \[0, 1\), got 1.0; set --watermark"),
+        ({"scheduler_delay_factor": -1.0}, "scheduler_delay_factor must be at least 0, got -1.0"),
+        ({"max_num_partial_prefills": 0}, "max_num_partial_prefills must be at least 1, got 0"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 99},
+            "max_num_batched_tokens must be at least max_model_len=100 without chunked prefill, got 99",
+        ),
+        ({"enable_chunked_prefill": False, "long_prefill_token_threshold": 8}, "need chunked prefill, got 8 and 1"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineArgs(**arguments).create_engine_config(TinyCheckpoint(100))

@@ -111,7 +111,7 @@ class HostLoop:
     def run_to_decode(self) -> None:
         """Computes every prompt, until a step draws a token for each sequence."""
         num_seqs = self._scheduler.max_num_seqs
-        while len(self.step()[0].num_scheduled_tokens) < num_seqs or self._scheduler.waiting:
+        while len(self.step()[0].num_scheduled_tokens) < num_seqs or self._scheduler.queues.waiting:
             pass
 
     def step(self) -> tuple[SchedulerOutput, list[int]]:

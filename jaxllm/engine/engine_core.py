@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 
+from jaxllm import envs
 from jaxllm.config import EngineConfig
 from jaxllm.executor.executor import Executor
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest
@@ -21,6 +22,7 @@ class EngineCore:
     def __init__(self, config: EngineConfig, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
         self._executor = executor
         self._clock = clock
+        self._is_debug = envs.is_debug()
         self.kv_cache_info = executor.initialize()
         self.scheduler = Scheduler(config.scheduler, config.cache, self.kv_cache_info)
 
@@ -49,10 +51,16 @@ class EngineCore:
         return self.scheduler.has_unfinished_requests()
 
     def step(self) -> EngineCoreOutputs:
-        """Runs one step. Call it only while there are unfinished requests."""
+        """Runs one step. Call it only while there are unfinished requests.
+
+        Raises:
+          AssertionError: With JAXLLM_DEBUG=1, the scheduler's books are wrong now that it is idle.
+        """
         scheduler_output = self.scheduler.schedule(self._clock())
         runner_output = self._executor.execute_model(scheduler_output)
         outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
+        if self._is_debug and not self.has_unfinished_requests():
+            self.scheduler.check_integrity()
         return outputs
 
     def shutdown(self) -> None:

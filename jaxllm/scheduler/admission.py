@@ -7,10 +7,8 @@ from jaxllm.messages import EngineCoreRequest
 MAX_TOKEN_ID = 2**31 - 1
 
 
-def check_request(
-    request: EngineCoreRequest, max_num_seqs: int, max_model_len: int, block_size: int, num_usable_blocks: int
-) -> None:
-    """Checks that each sequence of the request could run to its end, alone if need be.
+def check_request(request: EngineCoreRequest, max_num_seqs: int, max_model_len: int) -> None:
+    """Checks the request's own numbers.
 
     Raises:
       InvalidRequestError: It could not.
@@ -32,6 +30,36 @@ def check_request(
     if n > max_num_seqs:
         raise InvalidRequestError(
             f"n must be at most max_num_seqs={max_num_seqs}, got {n}; lower n or set --max-num-seqs", "n"
+        )
+
+
+def check_blocks(
+    request: EngineCoreRequest,
+    max_model_len: int,
+    block_size: int,
+    num_usable_blocks: int,
+    num_promptable_blocks: int,
+) -> None:
+    """Checks that each sequence of the request could run to its end, alone if need be.
+
+    Args:
+      request: One that check_request let pass.
+      max_model_len: Most tokens of a sequence.
+      block_size: Tokens a block.
+      num_usable_blocks: Of the pool.
+      num_promptable_blocks: Those of them that a prompt may take: all but the watermark.
+
+    Raises:
+      InvalidRequestError: It could not.
+    """
+    num_prompt_tokens = len(request.prompt_token_ids)
+    num_prompt_blocks = cdiv(num_prompt_tokens, block_size)
+    if num_prompt_blocks > num_promptable_blocks:
+        raise InvalidRequestError(
+            f"the prompt ({num_prompt_tokens} tokens) must fit {num_promptable_blocks} of the KV cache's "
+            f"{num_usable_blocks} blocks of {block_size} tokens, got {num_prompt_blocks} blocks; shorten it or set "
+            "--kv-cache-memory",
+            "prompt",
         )
     longest = min(num_prompt_tokens + request.max_tokens, max_model_len)
     num_blocks = cdiv(longest - 1, block_size)  # the last token's keys and values are never needed

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from jaxllm.intmath import cdiv
 from jaxllm.scheduler.block_hash import BlockHash, HashFunction, hash_block, sha256
 from jaxllm.scheduler.block_pool import BlockPool, KVCacheBlock
+from jaxllm.scheduler.host_blocks import BlockPairs, HostBlocks, copy_tables, num_distinct_blocks
 from jaxllm.sequence import Sequence
 
 
@@ -38,6 +39,7 @@ class KVCacheManager:
       req_to_blocks: seq_id -> its block table.
       req_to_block_hashes: seq_id -> identities of its full blocks, as far as needed. Kept over preemption.
       num_cached_block: seq_id -> how many blocks from the start of its table are findable.
+      host_blocks: What swapped-out sequences hold.
       num_queried_tokens, num_hit_tokens: Prefix cache statistics; see record_lookup.
     """
 
@@ -47,10 +49,12 @@ class KVCacheManager:
         block_size: int,
         enable_prefix_caching: bool,
         hash_function: HashFunction = sha256,
+        num_host_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.block_pool = BlockPool(num_blocks)
+        self.host_blocks = HostBlocks(num_host_blocks)
         self.req_to_blocks: dict[int, list[KVCacheBlock]] = {}
         self.req_to_block_hashes: dict[int, list[BlockHash]] = {}
         self.num_cached_block: dict[int, int] = {}
@@ -91,7 +95,11 @@ class KVCacheManager:
         self.num_hit_tokens += num_hit_tokens
 
     def allocate_slots(
-        self, seq: Sequence, num_new_tokens: int, computed_blocks: list[KVCacheBlock] | None = None
+        self,
+        seq: Sequence,
+        num_new_tokens: int,
+        computed_blocks: list[KVCacheBlock] | None = None,
+        num_reserved_blocks: int = 0,
     ) -> Allocation | None:
         """Makes room for the keys and values of the next `num_new_tokens` tokens.
 
@@ -99,12 +107,17 @@ class KVCacheManager:
           seq: The sequence, with num_computed_tokens of its tokens computed (0 if computed_blocks is given).
           num_new_tokens: Tokens that will be written after the computed ones.
           computed_blocks: What get_computed_blocks found, for a sequence that holds no blocks.
+          num_reserved_blocks: Free blocks that must remain.
 
         Returns:
           What changed in the block table, or None, with nothing changed at all, when blocks are short.
         """
         hits = computed_blocks or []
         table = self.req_to_blocks.get(seq.seq_id, [])
+        if num_new_tokens == 1 and table:  # most calls by far: one more token, in a block of its own
+            block_idx = seq.num_computed_tokens // self.block_size
+            if block_idx < len(table) and table[block_idx].ref_cnt == 1:
+                return _UNCHANGED
         assert not (hits and table), "only a sequence without blocks can take cached ones"
         start = seq.num_computed_tokens + len(hits) * self.block_size
         first, end = start // self.block_size, cdiv(start + num_new_tokens, self.block_size)
@@ -113,7 +126,8 @@ class KVCacheManager:
         if table and not shared and not num_appended:
             return _UNCHANGED
         num_free_hits = sum(block.ref_cnt == 0 for block in hits)
-        if len(shared) + num_appended > self.block_pool.num_free_blocks - num_free_hits:
+        num_available = self.block_pool.num_free_blocks - num_free_hits - num_reserved_blocks
+        if len(shared) + num_appended > num_available:
             return None
         if not table:
             self.req_to_blocks[seq.seq_id] = table
@@ -133,8 +147,10 @@ class KVCacheManager:
             return
         table = self.req_to_blocks[seq.seq_id]
         for block_idx in range(first, end):
+            block = table[block_idx]
+            # After a swap-in a sibling may have been here first.
             block_hash = self._block_hash(seq, block_idx)
-            known = self.block_pool.cache_block(table[block_idx], block_hash)
+            known = block.block_hash or self.block_pool.cache_block(block, block_hash)
             self.req_to_block_hashes[seq.seq_id][block_idx] = known
         self.num_cached_block[seq.seq_id] = end
 
@@ -146,8 +162,55 @@ class KVCacheManager:
         self.num_cached_block[child_id] = self.num_cached_block[parent_id]
         self.req_to_block_hashes[child_id] = list(self.req_to_block_hashes.get(parent_id, []))
 
+    def num_blocks_needed(self, wanted: Iterable[tuple[Sequence, int]]) -> int:
+        """Returns how many free blocks allocate_slots would take for all of these (sequence, new tokens)."""
+        num_appended = 0
+        num_writers: dict[int, int] = {}
+        for seq, num_new_tokens in wanted:
+            table = self.req_to_blocks[seq.seq_id]
+            first = seq.num_computed_tokens // self.block_size
+            end = cdiv(seq.num_computed_tokens + num_new_tokens, self.block_size)
+            num_appended += max(0, end - len(table))
+            for block in table[first:end]:
+                num_writers[block.block_id] = num_writers.get(block.block_id, 0) + 1
+        blocks = self.block_pool.blocks
+        # The last owner of a shared block writes in place.
+        num_copies = sum(num - (num == blocks[block_id].ref_cnt) for block_id, num in num_writers.items())
+        return num_appended + num_copies
+
+    def swap_out(self, seq_ids: Iterable[int]) -> BlockPairs | None:
+        """Moves block tables to host memory; what the sequences share they share there too.
+
+        Returns:
+          (device, host) blocks to copy before anything else is written, or None, with nothing changed, when
+          host blocks are short.
+        """
+        tables = {seq_id: self.req_to_blocks[seq_id] for seq_id in seq_ids}
+        pairs = self.host_blocks.take(tables)
+        if pairs is not None:
+            for seq_id in tables:
+                self.free(seq_id)
+        return pairs
+
+    def swap_in(self, seq_ids: Iterable[int], num_reserved_blocks: int) -> BlockPairs | None:
+        """Moves block tables back from host memory.
+
+        Returns:
+          (host, device) blocks to copy before the step's copies and forward, or None, with nothing changed,
+          when fewer than num_reserved_blocks would remain free.
+        """
+        tables = {seq_id: self.host_blocks.tables[seq_id] for seq_id in seq_ids}
+        if num_distinct_blocks(tables) > self.block_pool.num_free_blocks - num_reserved_blocks:
+            return None
+        device_tables, pairs = copy_tables(tables, self.block_pool)
+        self.req_to_blocks.update(device_tables)
+        for seq_id in tables:
+            self.num_cached_block[seq_id] = 0
+            self.host_blocks.free(seq_id)
+        return pairs
+
     def free(self, seq_id: int) -> None:
-        """Gives up the sequence's blocks; no-op if it holds none. Their content can be found until
+        """Gives up the sequence's device blocks; no-op if it holds none. Their content can be found until
         overwritten.
 
         The last block goes first, so that the deepest part of a prefix is overwritten before its start.

@@ -1,39 +1,69 @@
-"""RequestQueue: groups in order of arrival. Knows no budget and no block."""
+"""RequestQueue, Queues: groups in the policy's order, and who stands where. Know no budget and no block."""
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
+from jaxllm.scheduler.policy import QueueKey
 from jaxllm.sequence import SequenceGroup
 
 
 class RequestQueue:
-    """First come, first served; every operation is O(1), leaving from the middle too."""
+    """Groups by their queue_key, lowest first. A group that comes back thus finds its old place."""
 
     def __init__(self) -> None:
-        self._groups: OrderedDict[str, SequenceGroup] = OrderedDict()
+        self._keys: list[QueueKey] = []
+        self._groups: dict[QueueKey, SequenceGroup] = {}
 
-    def append(self, group: SequenceGroup) -> None:
-        assert group.request_id not in self._groups
-        self._groups[group.request_id] = group
-
-    def prepend(self, group: SequenceGroup) -> None:
-        self.append(group)
-        self._groups.move_to_end(group.request_id, last=False)
-
-    def first(self) -> SequenceGroup:
-        return next(iter(self._groups.values()))
-
-    def last(self) -> SequenceGroup:
-        return next(reversed(self._groups.values()))
+    def add(self, group: SequenceGroup) -> None:
+        assert group.queue_key not in self._groups
+        insort(self._keys, group.queue_key)
+        self._groups[group.queue_key] = group
 
     def remove(self, group: SequenceGroup) -> None:
-        del self._groups[group.request_id]
+        del self._groups[group.queue_key]
+        del self._keys[bisect_left(self._keys, group.queue_key)]
+
+    def first(self) -> SequenceGroup:
+        return self._groups[self._keys[0]]
+
+    def last(self) -> SequenceGroup:
+        return self._groups[self._keys[-1]]
 
     def __contains__(self, group: SequenceGroup) -> bool:
-        return group.request_id in self._groups
+        return group.queue_key in self._groups
 
     def __iter__(self) -> Iterator[SequenceGroup]:
-        return iter(self._groups.values())
+        return (self._groups[key] for key in self._keys)
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self._keys)
+
+
+class Queues:
+    """Every group stands in exactly one of these.
+
+    Attributes:
+      waiting: None of the group's sequences holds blocks.
+      running: They hold device blocks, but for those that made room for their own elder siblings.
+      swapped: They hold host blocks, with the same exception.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = RequestQueue()
+        self.running = RequestQueue()
+        self.swapped = RequestQueue()
+
+    @property
+    def all(self) -> tuple[RequestQueue, ...]:
+        return (self.waiting, self.running, self.swapped)
+
+    def move(self, group: SequenceGroup, target: RequestQueue) -> None:
+        self.remove(group)
+        target.add(group)
+
+    def remove(self, group: SequenceGroup) -> None:
+        next(queue for queue in self.all if group in queue).remove(group)
+
+    def num_seats_taken(self) -> int:
+        """Returns how many sequences the running groups may come to run at once."""
+        return sum(group.get_max_num_running_seqs() for group in self.running)

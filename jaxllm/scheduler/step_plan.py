@@ -12,6 +12,9 @@ class StepPlan:
         self.token_budget = max_num_batched_tokens
         self.num_scheduled_tokens: dict[int, int] = {}
         self.blocks_to_copy: list[tuple[int, int]] = []
+        self.blocks_to_swap_in: list[tuple[int, int]] = []
+        self.blocks_to_swap_out: list[tuple[int, int]] = []
+        self.num_partial_prefills = 0  # sequences that this step leaves unfinished
         self._new_seqs: list[NewSequence] = []
         self._num_samples: dict[int, int] = {}
         self._cached = CachedSequences([], [], [], [])
@@ -32,8 +35,10 @@ class StepPlan:
         assert 0 < num_tokens <= self.token_budget
         self.token_budget -= num_tokens
         self.num_scheduled_tokens[seq.seq_id] = num_tokens
+        is_last = seq.num_computed_tokens + num_tokens == seq.num_tokens
+        self.num_partial_prefills += not is_last
         n = group.request.sampling_params.n
-        if n > 1 and not group.is_forked and seq.num_computed_tokens + num_tokens == seq.num_tokens:
+        if n > 1 and not group.is_forked and is_last:
             self._num_samples[seq.seq_id] = n
         for block_idx, source, destination in allocation.replaced_blocks:
             self.blocks_to_copy.append((source, destination))
@@ -49,6 +54,7 @@ class StepPlan:
         seq.num_sent_tokens = seq.num_tokens
 
     def to_scheduler_output(self, step_id: int, dropped_seq_ids: list[int]) -> SchedulerOutput:
+        assert not (self.blocks_to_swap_in and self.blocks_to_swap_out), "swapped in and out in one step"
         return SchedulerOutput(
             step_id=step_id,
             num_scheduled_tokens=self.num_scheduled_tokens,
@@ -57,6 +63,8 @@ class StepPlan:
             num_samples=self._num_samples,
             blocks_to_copy=self.blocks_to_copy,
             dropped_seq_ids=dropped_seq_ids,
+            blocks_to_swap_in=self.blocks_to_swap_in,
+            blocks_to_swap_out=self.blocks_to_swap_out,
         )
 
 

@@ -1,4 +1,4 @@
-"""CacheEngine: owns the KV arrays in device memory, allocated once, and copies blocks by id."""
+"""CacheEngine: owns the KV arrays in device memory, allocated once, and moves blocks by id, to the host too."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,8 @@ from jaxllm.exceptions import ConfigError
 from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
-from jaxllm.worker.memory_profile import MemoryProfile, block_bytes, check_fits, num_device_blocks
+from jaxllm.worker.host_cache import HostCache
+from jaxllm.worker.memory_profile import MemoryProfile, block_bytes, check_fits, num_device_blocks, num_host_blocks
 from jaxllm.worker.programs import COPY_BATCH, CompiledPrograms
 from sharding.rules import sharding_for
 
@@ -29,6 +30,7 @@ class CacheEngine:
       caches: One LayerCache a layer. A step takes them (they are donated) and puts its result back.
       num_blocks: N.
       block_size: P.
+      num_host_blocks: Blocks of the host cache, or 0.
 
     Args:
       config: The engine's configuration.
@@ -55,13 +57,35 @@ class CacheEngine:
             LayerCache(*(jnp.zeros(spec.shape, spec.dtype, device=spec.sharding) for spec in layer))
             for _ in range(model.num_hidden_layers)
         )
+        self.num_host_blocks = host_blocks_of(config, self.block_size, bytes_per_block)
+        self._host_cache = HostCache(sharding_for(mesh, _CACHE_AXES), is_pinned=platform != "cpu")
         _logger.info(
-            "KV cache: %d blocks of %d tokens and %d bytes, %.2f GiB",
+            "KV cache: %d blocks of %d tokens and %d bytes, %.2f GiB; on the host %d blocks",
             self.num_blocks,
             self.block_size,
             bytes_per_block,
             self.num_blocks * bytes_per_block / 2**30,
+            self.num_host_blocks,
         )
+
+    def swap_out(self, blocks: Sequence[tuple[int, int]], programs: CompiledPrograms) -> None:
+        """Copies (device, host) blocks of every layer to the host."""
+        for first in range(0, len(blocks), COPY_BATCH):
+            batch = blocks[first : first + COPY_BATCH]
+            ids = np.zeros(COPY_BATCH, np.int32)  # padding reads the null block
+            ids[: len(batch)] = [source for source, _ in batch]
+            sources = jax.device_put(ids)
+            rows = [programs("gather_blocks", COPY_BATCH, cache, sources) for cache in self.caches]
+            self._host_cache.store([destination for _, destination in batch], rows)
+
+    def swap_in(self, blocks: Sequence[tuple[int, int]], programs: CompiledPrograms) -> None:
+        """Copies (host, device) blocks of every layer to the device; they leave the host."""
+        for ids, rows in self._host_cache.take(blocks):
+            destinations = jax.device_put(ids)
+            self.caches = tuple(
+                programs("scatter_blocks", COPY_BATCH, cache, destinations, mine)
+                for cache, mine in zip(self.caches, rows, strict=True)
+            )
 
     def copy(self, blocks: Sequence[tuple[int, int]], programs: CompiledPrograms) -> None:
         """Copies (source, destination) blocks in every layer. No destination is another pair's source."""
@@ -95,12 +119,12 @@ def needs_profile(cache: CacheConfig, platform: str) -> bool:
 
 def _num_blocks(config: EngineConfig, block_size: int, bytes_per_block: int, profile: MemoryProfile | None) -> int:
     """Decides how many blocks to allocate: what memory gives, but no more than full sequences could use."""
-    cache, scheduler = config.cache, config.scheduler
+    cache = config.cache
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
     if profile is not None:
         _logger.info("KV budget: %s", profile)
-        check_fits(profile, bytes_per_block, block_size, scheduler.max_model_len)
+        check_fits(profile, bytes_per_block, block_size, config.scheduler.max_model_len)
         budget = profile.kv_bytes
     else:
         budget = cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES
@@ -110,7 +134,7 @@ def _num_blocks(config: EngineConfig, block_size: int, bytes_per_block: int, pro
             f"the KV cache needs at least 2 blocks of {bytes_per_block} bytes, got {budget} bytes; "
             "raise --kv-cache-memory or lower --block-size"
         )
-    usable = scheduler.max_num_seqs * cdiv(scheduler.max_model_len, block_size) + 1
+    usable = _num_usable_blocks(config, block_size)
     _logger.info(
         "%d bytes for KV / %d bytes a block = %d device blocks; max_num_seqs sequences of max_model_len use at most %d",
         budget,
@@ -119,3 +143,14 @@ def _num_blocks(config: EngineConfig, block_size: int, bytes_per_block: int, pro
         usable,
     )
     return min(affordable, usable)
+
+
+def host_blocks_of(config: EngineConfig, block_size: int, bytes_per_block: int) -> int:
+    """Returns how many blocks fit swap_space GiB, no more than full sequences could use; 0 if only the null block."""
+    affordable = num_host_blocks(int(config.cache.swap_space * 2**30), bytes_per_block)
+    num_blocks = min(affordable, _num_usable_blocks(config, block_size))
+    return num_blocks if num_blocks >= 2 else 0
+
+
+def _num_usable_blocks(config: EngineConfig, block_size: int) -> int:
+    return config.scheduler.max_num_seqs * cdiv(config.scheduler.max_model_len, block_size) + 1

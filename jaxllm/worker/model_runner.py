@@ -35,6 +35,8 @@ class ModelRunner:
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Computes the step's tokens, writes their keys and values, and draws what is due."""
         self._input_batch.apply(step)
+        self._cache_engine.swap_out(step.blocks_to_swap_out, self._programs)
+        self._cache_engine.swap_in(step.blocks_to_swap_in, self._programs)
         self._cache_engine.copy(step.blocks_to_copy, self._programs)
         inputs = self._input_batch.to_forward_batch(step)
         hidden = self._forward(inputs)

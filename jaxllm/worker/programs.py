@@ -1,6 +1,6 @@
 """The list of every program that a worker compiles, and the only place that compiles one.
 
-    embed[T] · layers_<kind>[T] · logits[T] · sample[R] · score[R] · copy_blocks
+    embed[T] · layers_<kind>[T] · logits[T] · sample[R] · score[R] · copy_blocks · gather_blocks · scatter_blocks
 
 After warm-up a call with any other shape is an error that names it, never a silent compile.
 """
@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.layers.attention import LayerCache
 from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
 from jaxllm.worker.buckets import num_seqs_at
-from jaxllm.worker.step_fn import StepModel, copy_cache_blocks, sample, score
+from jaxllm.worker.step_fn import StepModel, copy_cache_blocks, gather_cache_blocks, sample, scatter_cache_blocks, score
 
-COPY_BATCH = 16  # blocks that one copy_blocks call moves
+COPY_BATCH = 16  # blocks that one call of copy_blocks, gather_blocks or scatter_blocks moves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +104,10 @@ def list_programs(model: StepModel, cache: LayerCache, shapes: ProgramShapes, me
         programs.append(Program("score", size, score, (logits, spec.ints(size))))
     blocks = spec.ints(COPY_BATCH)
     programs.append(Program("copy_blocks", COPY_BATCH, copy_cache_blocks, (cache_spec, blocks, blocks), donated=(0,)))
+    programs.append(Program("gather_blocks", COPY_BATCH, gather_cache_blocks, (cache_spec, blocks)))
+    rows = jax.tree.map(lambda array: _like_rows(array, COPY_BATCH), cache)
+    scattered = (cache_spec, blocks, rows)
+    programs.append(Program("scatter_blocks", COPY_BATCH, scatter_cache_blocks, scattered, donated=(0,)))
     return programs
 
 
@@ -160,6 +164,10 @@ class _Specs:
             seeds=self.array((size, 2), np.uint32),
             positions=self.ints(size),
         )
+
+
+def _like_rows(array: jax.Array, num_rows: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((num_rows, *array.shape[1:]), array.dtype, sharding=array.sharding)
 
 
 def _like(array: jax.Array) -> jax.ShapeDtypeStruct:

@@ -100,6 +100,18 @@ def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.A
     return LayerCache(copy_blocks(cache.k, sources, destinations), copy_blocks(cache.v, sources, destinations))
 
 
+def gather_cache_blocks(cache: LayerCache, sources: jax.Array) -> LayerCache:
+    """Returns the keys and values of blocks sources: [C], each [C, P, K, D]."""
+    return LayerCache(cache.k[sources], cache.v[sources])
+
+
+def scatter_cache_blocks(cache: LayerCache, destinations: jax.Array, rows: LayerCache) -> LayerCache:
+    """Writes rows: [C, P, K, D] into blocks destinations: [C]. Pad with block 0, the null block."""
+    k = cache.k.at[destinations].set(rows.k, mode="promise_in_bounds")
+    v = cache.v.at[destinations].set(rows.v, mode="promise_in_bounds")
+    return LayerCache(k, v)
+
+
 def _layer_runner(graph_def: Any, tree: Any) -> LayerRunner:
     def run_layers(
         weights: Weights, hidden: jax.Array, batch: ForwardBatch, caches: Caches

@@ -75,6 +75,7 @@ class Worker:
             cache_engine.block_size,
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
+            cache_engine.num_host_blocks,
         )
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:

@@ -69,6 +69,20 @@ def test_stats_count_what_is_there() -> None:
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (5, 0)
 
 
+@pytest.mark.parametrize("is_debug", [True, False])
+def test_the_books_are_checked_when_idle_in_debug_mode(is_debug: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXLLM_DEBUG", "1" if is_debug else "0")
+    core = EngineCore(_config(), FakeExecutor())
+    core.add_request(_request("a", [10], max_tokens=2))
+    core.step()
+    core.scheduler.kv_cache_manager.block_pool.get_new_blocks(1)  # nobody's
+    if is_debug:
+        with pytest.raises(AssertionError, match="reference counts differ from owners"):
+            core.step()
+    else:
+        core.step()
+
+
 def test_a_bad_request_fails_alone() -> None:
     core = EngineCore(_config(), FakeExecutor())
     core.add_request(_request("good", [10]))

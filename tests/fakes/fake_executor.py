@@ -43,7 +43,7 @@ class FakeExecutor(Executor):
     Args:
       next_token: Token ids so far -> next token.
       draw: The same with the draw's seed as second argument; overrides next_token.
-      num_blocks, block_size, max_num_seqs, max_num_batched_tokens: What initialize() reports.
+      num_blocks, block_size, max_num_seqs, max_num_batched_tokens, num_host_blocks: What initialize() reports.
 
     Attributes:
       steps: Every SchedulerOutput so far.
@@ -58,10 +58,12 @@ class FakeExecutor(Executor):
         block_size: int = 4,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
+        num_host_blocks: int = 0,
     ) -> None:
         self._draw = draw or (lambda token_ids, seed: next_token(token_ids))
-        self._info = KVCacheInfo(num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
+        self._info = KVCacheInfo(num_blocks, block_size, max_num_seqs, max_num_batched_tokens, num_host_blocks)
         self._cache = np.full((num_blocks, block_size), _GARBAGE, np.int64)
+        self._host_cache = np.full((num_host_blocks, block_size), _GARBAGE, np.int64)
         self._rows: dict[int, _Row] = {}
         self.steps: list[SchedulerOutput] = []
         self.is_shut_down = False
@@ -77,7 +79,12 @@ class FakeExecutor(Executor):
         self.steps.append(step)
         self._update_rows(step)
         self._check_limits(step)
-        self._copy_blocks(step.blocks_to_copy)
+        assert not (step.blocks_to_swap_in and step.blocks_to_swap_out), "swapped in and out in one step"
+        _copy_blocks(self._cache, self._host_cache, step.blocks_to_swap_out)
+        _copy_blocks(self._host_cache, self._cache, step.blocks_to_swap_in)
+        for host_id, _ in step.blocks_to_swap_in:  # free from now on: nobody may read it again
+            self._host_cache[host_id] = _GARBAGE
+        _copy_blocks(self._cache, self._cache, step.blocks_to_copy)
         for seq_id in step.num_scheduled_tokens:
             self._check_content(seq_id, self._rows[seq_id].num_computed_tokens, "before the step's writes")
         self._write(step)
@@ -125,11 +132,6 @@ class FakeExecutor(Executor):
             num_draws += step.num_samples.get(seq_id, 1) if is_last else 0
         assert num_draws <= self._info.max_num_seqs
 
-    def _copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        destinations = [destination for _, destination in pairs]
-        assert len(set(destinations)) == len(destinations), "two copies into one block"
-        self._cache[destinations] = self._cache[[source for source, _ in pairs]]
-
     def _check_content(self, seq_id: int, num_tokens: int, when: str) -> None:
         row = self._rows[seq_id]
         held = self._cache[row.block_ids].reshape(-1)[:num_tokens]
@@ -176,6 +178,12 @@ def _new_row(new: NewSequence) -> _Row:
         sampling_params=new.sampling_params,
         prefix_hashes=[],
     )
+
+
+def _copy_blocks(source: np.ndarray, target: np.ndarray, pairs: list[tuple[int, int]]) -> None:
+    destinations = [destination for _, destination in pairs]
+    assert len(set(destinations)) == len(destinations) and 0 not in destinations, "two copies into one block"
+    target[destinations] = source[[source_id for source_id, _ in pairs]]
 
 
 def _extend_hashes(row: _Row) -> None:

@@ -17,6 +17,8 @@ def make_request(
     prompt_token_ids: list[int],
     max_tokens: int = 4,
     cache_salt: str | None = None,
+    priority: int = 0,
+    arrival_time_s: float = 0.0,
     **params: Any,
 ) -> EngineCoreRequest:
     return EngineCoreRequest(
@@ -24,10 +26,11 @@ def make_request(
         prompt_token_ids=prompt_token_ids,
         sampling_params=SamplingParams(max_tokens=max_tokens, **params),
         eos_token_ids=[EOS],
-        arrival_time_s=0.0,
+        arrival_time_s=arrival_time_s,
         seed=100,
         max_tokens=max_tokens,
         cache_salt=cache_salt,
+        priority=priority,
     )
 
 
@@ -35,12 +38,15 @@ def make_seq(seq_id: int, token_ids: list[int], block_size: int = 4) -> Sequence
     return Sequence(seq_id, f"request-{seq_id}", 0, token_ids, block_size)
 
 
-def make_scheduler(executor: FakeExecutor, max_model_len: int = 64, enable_prefix_caching: bool = True) -> Scheduler:
+def make_scheduler(
+    executor: FakeExecutor, max_model_len: int = 64, enable_prefix_caching: bool = True, **policies: Any
+) -> Scheduler:
     info: KVCacheInfo = executor.initialize()
     config = SchedulerConfig(
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
         max_model_len=max_model_len,
+        **policies,
     )
     return Scheduler(config, CacheConfig(enable_prefix_caching=enable_prefix_caching), info)
 

@@ -70,7 +70,7 @@ def test_the_head_of_the_queue_is_not_overtaken() -> None:
     scheduler.add_request(make_request("small", [50], max_tokens=1))
     assert run_step(scheduler, executor)[0].num_scheduled_tokens == {0: 9}
     assert run_step(scheduler, executor)[0].num_scheduled_tokens == {0: 1}
-    assert [group.request_id for group in scheduler.waiting] == ["big", "small"]
+    assert [group.request_id for group in scheduler.queues.waiting] == ["big", "small"]
     run_all(scheduler, executor)
 
 
@@ -84,7 +84,7 @@ def test_the_newest_is_preempted_and_computed_again() -> None:
     scheduler.add_request(make_request("late", [40], max_tokens=1))
     step = run_step(scheduler, executor)[0]
     assert (step.num_scheduled_tokens, step.dropped_seq_ids) == ({0: 1}, [1])
-    assert [group.request_id for group in scheduler.waiting] == ["b", "late"]
+    assert [group.request_id for group in scheduler.queues.waiting] == ["b", "late"]
     run_step(scheduler, executor)  # "a" ends here
     again = run_step(scheduler, executor)[0]
     assert [(new.token_ids, new.num_prompt_tokens) for new in again.new_seqs] == [

@@ -56,7 +56,7 @@ def test_a_group_counts_n_from_the_start() -> None:
     scheduler.add_request(make_request("b", [20], n=2, max_tokens=1))
     run_step(scheduler, executor)
     run_step(scheduler, executor)  # the budget has room for "b" here, the seats haven't
-    assert [group.request_id for group in scheduler.waiting] == ["b"]
+    assert [group.request_id for group in scheduler.queues.waiting] == ["b"]
     assert set(run_all(scheduler, executor)) == {("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)}
 
 

@@ -4,6 +4,7 @@ FakeExecutor checks in each step that every block table spells exactly its seque
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,6 +22,22 @@ _PROMPTS = st.builds(
     st.lists(st.integers(5, 6), min_size=1, max_size=4),
 )
 
+_CHUNKED = {
+    "enable_chunked_prefill": st.just(True),
+    "long_prefill_token_threshold": st.sampled_from([0, 0, 1, 3]),
+    "max_num_partial_prefills": st.integers(1, 3),
+}
+_COMMON_POLICIES = {
+    "policy": st.sampled_from(["fcfs", "priority"]),
+    "preemption_mode": st.sampled_from(["auto", "swap", "recompute"]),
+    "watermark": st.sampled_from([0.0, 0.01, 0.3]),
+    "scheduler_delay_factor": st.sampled_from([0.0, 0.0, 1.5]),
+}
+_POLICIES = st.one_of(
+    st.fixed_dictionaries({**_COMMON_POLICIES, **_CHUNKED}),
+    st.fixed_dictionaries({**_COMMON_POLICIES, "enable_chunked_prefill": st.just(False)}),
+)
+
 
 def _draw(token_ids: Sequence[int], seed: int) -> int:
     """A model of few words, some of which end a sequence (2 is end-of-sequence, 4 a stop token)."""
@@ -36,6 +53,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.integers(1, 24),
         max_model_len=st.integers(4, 40),
         enable_prefix_caching=st.booleans(),
+        num_host_blocks=st.sampled_from([0, 2, 5, 12, 40]),
+        policies=_POLICIES,
     )
     def start(
         self,
@@ -45,15 +64,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens: int,
         max_model_len: int,
         enable_prefix_caching: bool,
+        num_host_blocks: int,
+        policies: dict[str, Any],
     ) -> None:
+        if not policies["enable_chunked_prefill"]:
+            max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
         self.executor = FakeExecutor(
             draw=_draw,
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            num_host_blocks=num_host_blocks,
         )
-        self.scheduler = make_scheduler(self.executor, max_model_len, enable_prefix_caching)
+        self.scheduler = make_scheduler(self.executor, max_model_len, enable_prefix_caching, **policies)
+        self.now_s = 0.0
         self.max_model_len = max_model_len
         self.num_requests = 0
         self.in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
@@ -67,8 +92,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         wants_prompt_logprobs=st.booleans(),
         salt=st.sampled_from([None, None, "x"]),
+        priority=st.integers(-1, 1),
     )
-    def add(self, prompt: list[int], n: int, max_tokens: int, wants_prompt_logprobs: bool, salt: str | None) -> None:
+    def add(
+        self, prompt: list[int], n: int, max_tokens: int, wants_prompt_logprobs: bool, salt: str | None, priority: int
+    ) -> None:
         request_id = f"r{self.num_requests}"
         self.num_requests += 1
         request = make_request(
@@ -76,6 +104,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt,
             max_tokens=max_tokens,
             cache_salt=salt,
+            priority=priority,
+            arrival_time_s=self.now_s,
             n=n,
             stop_token_ids=[4],
             prompt_logprobs=0 if wants_prompt_logprobs else None,
@@ -91,7 +121,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight is None and self.live)
     @rule()
     def schedule(self) -> None:
-        step = self.scheduler.schedule(0.0)
+        self.now_s += 1.0
+        step = self.scheduler.schedule(self.now_s)
         self.in_flight = (step, self.executor.execute_model(step))
 
     @precondition(lambda self: self.in_flight is not None)
@@ -159,6 +190,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.update()
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.num_free_blocks == pool.num_usable_blocks
+        host_pool = self.scheduler.kv_cache_manager.host_blocks.block_pool
+        assert host_pool is None or host_pool.num_free_blocks == host_pool.num_usable_blocks
 
     def _step(self) -> None:
         if self.in_flight is None and self.live:

@@ -1,5 +1,6 @@
 """The whole device side on a tiny model, against the dense reference: chunks, decode, mixtures, copies."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -42,11 +43,11 @@ def worker(model, tmp_path_factory):
     return _start(model, tmp_path_factory.mktemp("model"), "float32")
 
 
-def _run(worker, scheduled, new=(), cached=_NOTHING_CACHED, copies=(), forget=False):
+def _run(worker, scheduled, new=(), cached=_NOTHING_CACHED, copies=(), forget=False, **swaps):
     """Runs one step. `forget` drops every sequence of the steps before."""
     dropped, worker.live = (worker.live, []) if forget else ([], worker.live)
     worker.live = worker.live + [sequence.seq_id for sequence in new]
-    step = SchedulerOutput(worker.next_step_id, scheduled, list(new), cached, {}, list(copies), dropped)
+    step = SchedulerOutput(worker.next_step_id, scheduled, list(new), cached, {}, list(copies), dropped, **swaps)
     worker.next_step_id += 1
     return worker.execute_model(step)
 
@@ -117,6 +118,22 @@ def test_a_copied_block_is_as_good_as_the_original(worker, model):
     token_ids = [*token_ids, output.sampled[1][0].token_id]
     cached = CachedSequences([1], [token_ids[-1:]], [[]], [(1, 1, 17)])
     _assert_sampled(model, _run(worker, {1: 1}, cached=cached, copies=[(4, 17)]), 1, token_ids)
+
+
+def test_swapped_blocks_come_back_elsewhere_and_may_be_copied_at_once(worker, model):
+    rng = np.random.default_rng(4)
+    token_ids, other = ([int(t) for t in rng.integers(3, 300, n)] for n in (18, 19))
+    output = _run(worker, {1: 16}, [_new(1, token_ids, [3, 4, 5, 6, 7])], forget=True)
+    output = _run(worker, {1: 2}, cached=CachedSequences([1], [[]], [[]], []))
+    token_ids = [*token_ids, output.sampled[1][0].token_id]
+    out = [(block, block - 2) for block in (3, 4, 5, 6, 7)]
+    # The other one writes the very blocks that are being swapped out.
+    _run(worker, {2: 16}, [_new(2, other, [7, 6, 5, 4, 3])], forget=True, blocks_to_swap_out=out)
+    back = [(host_id, host_id + 20) for _, host_id in out]
+    new = [_new(3, token_ids, [21, 22, 23, 24, 30])]
+    new = [msgspec.structs.replace(new[0], num_computed_tokens=18)]
+    output = _run(worker, {3: 1}, new, forget=True, blocks_to_swap_in=back, copies=[(25, 30)])
+    _assert_sampled(model, output, 3, token_ids)
 
 
 def test_draws_without_logprobs_carry_none(worker):
