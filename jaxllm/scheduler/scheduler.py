@@ -2,7 +2,8 @@
 
 A step holds prompt chunks and single decode tokens side by side, within one budget of tokens. Running
 sequences come first, in order of arrival; then waiting ones, as long as blocks, seats (max_num_seqs) and
-budget last. The head of the queue is never overtaken. When a running sequence finds no free block, the newest
+budget last. The head of the queue is never overtaken. The beams of a beam search go forward together: one that has
+its candidates already waits for the others. When a running sequence finds no free block, the newest
 group gives up its blocks and goes back to the front of the queue, to be computed again from its tokens
 (preemption by recomputation).
 """
@@ -19,6 +20,7 @@ from jaxllm.messages import (
     SchedulerStats,
 )
 from jaxllm.scheduler.admission import check_request
+from jaxllm.scheduler.beam_search import Candidate, extend_beam, step_beams
 from jaxllm.scheduler.kv_cache_manager import Allocation, KVCacheManager
 from jaxllm.scheduler.request_queue import RequestQueue
 from jaxllm.scheduler.step_news import StepNews, due_prompt_logprobs
@@ -32,7 +34,7 @@ class Scheduler:
 
     A group stands in exactly one of the queues; in `waiting` none of its sequences holds blocks. A sequence
     that made room for its own elder siblings is WAITING inside a running group; it comes before everybody who
-    waits.
+    waits. A beam that has its candidates is never computed again: it waits in its state, with or without blocks.
     """
 
     def __init__(self, config: SchedulerConfig, cache_config: CacheConfig, kv_info: KVCacheInfo) -> None:
@@ -93,6 +95,11 @@ class Scheduler:
         displaced = self._schedule_running(plan)
         if self._num_preemptions == num_preemptions:  # who came in now would be the next to be preempted
             self._schedule_waiting(plan, displaced, now_s)
+        while self.running and not plan.num_scheduled_tokens:
+            # All blocks are held by beams that wait for displaced ones.
+            newest = self.running.last()
+            self._preempt(newest, newest.seqs_with(SequenceStatus.RUNNING))
+            self._schedule_waiting(plan, [], now_s)
         assert plan.num_scheduled_tokens or not self._groups, "a step without work while requests wait"
         output = plan.to_scheduler_output(self._step_id, self._dropped_seq_ids)
         self._num_copied_blocks += len(plan.blocks_to_copy)
@@ -115,8 +122,14 @@ class Scheduler:
                 news.add_prompt_logprobs(group, due_prompt_logprobs(group, seq.num_computed_tokens, scored))
             seq.num_computed_tokens += num_tokens
             self.kv_cache_manager.cache_full_blocks(seq)
-            if seq.num_computed_tokens == seq.num_tokens:
+            if seq.num_computed_tokens < seq.num_tokens:
+                continue
+            if not group.is_beam_search:
                 self._take_draws(group, seq, runner_output.sampled[seq_id], news)
+                continue
+            seq.candidates = runner_output.beam_candidates[seq_id]
+            if all(beam.candidates is not None for beam in group.seqs):
+                self._step_beams(group, news)
         return EngineCoreOutputs(news.to_outputs(), self._stats())
 
     def check_integrity(self) -> None:
@@ -145,6 +158,8 @@ class Scheduler:
             for seq in group.unfinished_seqs():
                 if not plan.token_budget:
                     return displaced
+                if seq.candidates is not None:
+                    continue
                 if seq.status is SequenceStatus.WAITING:
                     displaced.append((group, seq))
                     continue
@@ -191,6 +206,8 @@ class Scheduler:
             if num_free_seats < 0:
                 return
             for seq in group.seqs_with(SequenceStatus.WAITING):
+                if seq.candidates is not None:
+                    continue
                 if not plan.token_budget or not self._admit(plan, group, seq):
                     return
                 if group in self.waiting:
@@ -242,10 +259,41 @@ class Scheduler:
 
     def _fork(self, group: SequenceGroup, parent: Sequence, index: int) -> Sequence:
         child = parent.fork(self._new_seq_id(), index)
-        self.kv_cache_manager.fork(parent.seq_id, child.seq_id)
+        if parent.status is SequenceStatus.RUNNING:
+            self.kv_cache_manager.fork(parent.seq_id, child.seq_id)
+        else:  # a beam that was preempted after its last step: the child comes back in its place
+            child.num_preemptions = parent.num_preemptions
         self._seqs[child.seq_id] = child
         group.seqs.append(child)
         return child
+
+    def _step_beams(self, group: SequenceGroup, news: StepNews) -> None:
+        """Takes a beam search one token further, or ends it."""
+        kept, group.hypotheses = step_beams(group, self.max_model_len)
+        if kept:
+            self._replace_beams(group, kept)
+            return
+        for seq in group.unfinished_seqs():
+            self._finish(group, seq, SequenceStatus.FINISHED_STOPPED)
+        news.add_hypotheses(group)
+
+    def _replace_beams(self, group: SequenceGroup, kept: list[Candidate]) -> None:
+        """Makes the kept candidates the group's beams. All forks come before anything is appended or freed."""
+        parents, group.seqs = group.seqs, []
+        candidates = {index: parent.candidates for index, parent in enumerate(parents) if parent.candidates is not None}
+        unused = dict(enumerate(parents))
+        for index, candidate in enumerate(kept):
+            parent = unused.pop(candidate.beam, None)
+            if parent is None:
+                self._fork(group, parents[candidate.beam], index)
+            else:  # a parent becomes its own best child
+                parent.index = index
+                group.seqs.append(parent)
+        num_logprobs = group.request.sampling_params.logprobs
+        for beam, candidate in zip(group.seqs, kept, strict=True):
+            extend_beam(beam, candidate, candidates[candidate.beam], num_logprobs)
+        for parent in unused.values():
+            self._finish(group, parent, SequenceStatus.FINISHED_STOPPED)
 
     def _finish(self, group: SequenceGroup, seq: Sequence, status: SequenceStatus) -> None:
         seq.status = status

@@ -33,7 +33,8 @@ class StepPlan:
         self.token_budget -= num_tokens
         self.num_scheduled_tokens[seq.seq_id] = num_tokens
         n = group.request.sampling_params.n
-        if n > 1 and not group.is_forked and seq.num_computed_tokens + num_tokens == seq.num_tokens:
+        is_fork = n > 1 and not group.is_beam_search and not group.is_forked
+        if is_fork and seq.num_computed_tokens + num_tokens == seq.num_tokens:
             self._num_samples[seq.seq_id] = n
         for block_idx, source, destination in allocation.replaced_blocks:
             self.blocks_to_copy.append((source, destination))
