@@ -160,8 +160,20 @@ def test_when_the_search_is_over(
     assert is_over(params, [-0.5], best_running, 4, 8) is False, "only once as many have ended as there are beams"
 
 
+def test_only_the_best_that_have_ended_are_compared_with() -> None:
+    """EOS alone scores ln 0.35 = -1.05, then 10 EOS with -0.886 takes its place.
+
+    10 10 has ln 0.0544 = -2.91: at 3 tokens that would be -0.970, which beats the first and not the second.
+    """
+    model = {(): {EOS: 0.35, 10: 0.34, 11: 0.31}, (10,): {EOS: 0.5, 10: 0.16, 11: 0.15}}
+    executor = FakeExecutor(candidates=_table_model(model))
+    (only,) = _search(executor, max_tokens=3, n=1, early_stopping="never")
+    assert _ids(only) == [10, EOS]
+    assert len(executor.steps) == 2
+
+
 def _reference(model, width: int, max_tokens: int, length_penalty: float, early_stopping: bool | str):
-    """Beam search step by step, on plain tuples: (score, tokens, cumulative log probability), best first."""
+    """Beam search on plain tuples: (score, tokens, cumulative log probability), best first; and the number of steps."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     ended: list[tuple[float, tuple[int, ...], float]] = []
     for length in range(1, max_tokens + 1):
@@ -180,7 +192,7 @@ def _reference(model, width: int, max_tokens: int, length_penalty: float, early_
             reach = max_tokens if early_stopping == "never" and length_penalty > 0 else length
             if early_stopping is True or live[0][0] / reach**length_penalty <= ended[-1][0]:
                 break
-    return ended
+    return ended, length
 
 
 @given(
@@ -207,9 +219,11 @@ def test_equals_the_plain_reference(
         max_num_batched_tokens=max_num_batched_tokens,
     )
     outputs = _search(executor, max_tokens, n=width, length_penalty=length_penalty, early_stopping=early_stopping)
-    expected = _reference(model, width, max_tokens, length_penalty, early_stopping)
+    expected, num_steps = _reference(model, width, max_tokens, length_penalty, early_stopping)
     assert [tuple(_ids(output)) for output in outputs] == [tokens for _, tokens, _ in expected]
     assert [output.cumulative_logprob for output in outputs] == pytest.approx([total for _, _, total in expected])
+    if num_blocks == max_num_batched_tokens == 64:
+        assert len(executor.steps) == num_steps
 
 
 @given(seed=st.integers(0, 10**6), vocab=st.integers(3, 4), length_penalty=st.sampled_from([0.0, 1.0]))
@@ -278,6 +292,7 @@ def test_beams_that_cannot_all_fit_take_turns() -> None:
         scheduled.append(list(step.num_scheduled_tokens.values()))
     assert outputs[0].sequences == large
     assert scheduler._stats().num_preemptions > 0
+    assert scheduler._stats().prefix_cache_queries == len(PROMPT), "a beam that comes back is no new lookup"
     assert len(scheduled) > 3 and all(scheduled), "beams took turns, and no step was empty"
 
 
