@@ -30,7 +30,7 @@ def check_request(
             "prompt",
         )
     width = request.sampling_params.beam_width
-    if request.sampling_params.use_beam_search and width > max_num_seqs:
+    if request.sampling_params.use_beam_search and n <= max_num_seqs < width:
         raise InvalidRequestError(
             f"best_of must be at most max_num_seqs={max_num_seqs}, got {width}; lower best_of or set --max-num-seqs",
             "best_of",
