@@ -100,25 +100,38 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: TokenLogprobs | None = None
 
 
+class BeamCandidates(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The most likely next tokens of one beam, most likely first."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
 class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the device computed in one step, without padding.
 
     sampled: seq_id -> its draws, for the sequences that sampled.
+    beam_candidates: seq_id -> its next tokens, for the beams that sampled; these have no draws.
     prompt_logprobs: seq_id -> one entry a prompt position that this step scored, in order; position 0
       is never scored.
     """
 
     sampled: dict[int, list[SampledToken]]
     prompt_logprobs: dict[int, list[TokenLogprobs]]
+    beam_candidates: dict[int, BeamCandidates] = {}
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one step added to one of a request's sequences."""
+    """What one step added to one of a request's sequences.
+
+    A beam search says nothing until it ends; then each of its n best sequences comes whole, index 0 first.
+    """
 
     index: int
     new_tokens: list[SampledToken]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None  # of the whole sequence; beam search only
 
 
 class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):

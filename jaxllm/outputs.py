@@ -24,7 +24,8 @@ class CompletionOutput:
       index: Which of the request's n sequences this is.
       text: The generated text so far, without what the stop rules hide.
       token_ids: Every generated token, the stop token included.
-      cumulative_logprob: Sum of the sampled tokens' log probabilities, or None if they weren't asked for.
+      cumulative_logprob: Sum of the sampled tokens' log probabilities, or None if they weren't asked for
+        and no beam search counted them.
       logprobs: One PositionLogprobs a generated token, or None if they weren't asked for.
       finish_reason: "stop", "length", "abort", or None while the sequence runs.
       stop_reason: The stop string or stop token id that ended it; None for end-of-sequence and for length.
@@ -41,6 +42,30 @@ class CompletionOutput:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+
+@dataclass(slots=True, eq=False)
+class BeamSearchSequence:
+    """One outcome of a beam search.
+
+    Attributes:
+      tokens: Prompt and generated tokens, without the end-of-sequence token.
+      cum_logprob: Sum of the generated tokens' log probabilities, that of an end-of-sequence token included.
+      text: All of `tokens` as text.
+      finish_reason: "stop" or "length".
+    """
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str
+    finish_reason: str | None
+
+
+@dataclass(slots=True, eq=False)
+class BeamSearchOutput:
+    """The best sequences that a beam search found for one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
 
 
 @dataclass(slots=True, eq=False)

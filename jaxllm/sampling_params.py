@@ -1,7 +1,7 @@
 """SamplingParams and the one validator that every door uses: Python, CLI, HTTP and gRPC."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,6 +12,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
+MAX_BEAM_WIDTH = 16  # the device reports twice as many candidates for each beam
+MAX_LENGTH_PENALTY = 10.0  # in either direction: lengths to this power stay far inside a float
 _GREEDY_BELOW = 1e-5  # temperatures below this mean "take the most likely token"
 _MIN_TEMPERATURE = 0.01  # positive temperatures below this are raised to it
 _INT32_MAX = 2**31 - 1
@@ -38,6 +40,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
       detokenize: Whether to make text; False leaves `text` empty.
       skip_special_tokens: Whether special tokens are left out of the text.
       include_stop_str_in_output: Whether the stop string stays in the text.
+      use_beam_search: Whether to keep the best_of most likely sequences at each step and return the n best.
+        Needs temperature 0, top_p 1, all of top_k and no stop strings. Nothing can be shown before the end.
+      best_of: Beam width, from n to 16; None is n. Without beam search it must be None or n.
+      length_penalty: Beams are ranked by log probability / generated tokens ** length_penalty, in [-10, 10].
+      early_stopping: When a beam search ends: True, when best_of sequences have finished; False, when moreover the
+        best running beam scores no better as it stands; "never", when it couldn't do so at its best length either.
 
     Raises:
       InvalidRequestError: A field breaks its rule.
@@ -58,6 +66,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    use_beam_search: bool = False
+    best_of: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         self.validate()
@@ -70,6 +82,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     def effective_temperature(self) -> float:
         """The divisor that the sampler uses; 0 means greedy."""
         return 0.0 if self.is_greedy else max(self.temperature, _MIN_TEMPERATURE)
+
+    @property
+    def beam_width(self) -> int:
+        """Beams that a beam search keeps at each step."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def stop_strings(self) -> list[str]:
@@ -95,16 +112,64 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
-        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name} must be true or false, got {getattr(self, name)!r}", name)
+        self._validate_flags()
         self._validate_stops()
-        if self.n > 1 and self.is_greedy:
+        self._validate_beams()
+        if self.n > 1 and self.is_greedy and not self.use_beam_search:
             raise InvalidRequestError(
                 f"n must be 1 when temperature is 0, got n={self.n}: greedy sequences are all alike; "
                 "set temperature above 0",
                 "n",
             )
+
+    def _validate_flags(self) -> None:
+        for name in (
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "include_stop_str_in_output",
+            "use_beam_search",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} must be true or false, got {getattr(self, name)!r}", name)
+
+    def _validate_beams(self) -> None:
+        _check_float(
+            "length_penalty",
+            self.length_penalty,
+            lambda value: abs(value) <= MAX_LENGTH_PENALTY,
+            f"in [-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]",
+        )
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequestError(
+                f'early_stopping must be true, false or "never", got {self.early_stopping!r:.80}', "early_stopping"
+            )
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, 1, MAX_N)
+            if self.best_of < self.n:
+                raise InvalidRequestError(f"best_of must be at least n={self.n}, got {self.best_of}", "best_of")
+        rules = self._rules_with_beams() if self.use_beam_search else self._rules_without_beams()
+        for name, is_kept, rule in rules:
+            if not is_kept:
+                raise InvalidRequestError(f"{name} must be {rule}, got {getattr(self, name)!r:.80}", name)
+
+    def _rules_with_beams(self) -> list[tuple[str, bool, str]]:
+        width_name = "n" if self.best_of is None else "best_of"
+        return [
+            (width_name, self.beam_width <= MAX_BEAM_WIDTH, f"at most {MAX_BEAM_WIDTH} with use_beam_search"),
+            ("temperature", self.is_greedy, "0 with use_beam_search"),
+            ("top_p", self.top_p == 1, "1 with use_beam_search"),
+            ("top_k", self.top_k <= 0, "0 or -1 with use_beam_search"),
+            ("min_p", self.min_p == 0, "0 with use_beam_search"),
+            ("stop", not self.stop_strings, "None with use_beam_search (stop_token_ids may be given)"),
+        ]
+
+    def _rules_without_beams(self) -> list[tuple[str, bool, str]]:
+        return [
+            ("best_of", self.best_of in (None, self.n), "None or n without use_beam_search"),
+            ("length_penalty", self.length_penalty == 1, "1.0 without use_beam_search"),
+            ("early_stopping", self.early_stopping is False, "False without use_beam_search"),
+        ]
 
     def _validate_stops(self) -> None:
         if not isinstance(self.stop, (str, list, tuple, type(None))):
@@ -127,6 +192,42 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             )
         for token_id in ids:
             _check_int("stop_token_ids", token_id, 0, _INT32_MAX)
+
+
+class BeamSearchParams(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What `LLM.beam_search` does. Fields are named as in vLLM.
+
+    Attributes:
+      beam_width: Beams to keep at each step, and sequences to return, 1 to 16.
+      max_tokens: Most tokens to generate.
+      ignore_eos: Whether beams go on after the model's end-of-sequence token.
+      temperature: Must be 0.
+      length_penalty: As in SamplingParams.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+
+    def to_sampling_params(self) -> SamplingParams:
+        """Returns the request's parameters. It ends only when no running beam could reach the best ones.
+
+        Raises:
+          InvalidRequestError: A field breaks its rule.
+        """
+        _check_int("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        return SamplingParams(
+            n=self.beam_width,
+            use_beam_search=True,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            temperature=self.temperature,
+            length_penalty=self.length_penalty,
+            early_stopping="never",
+            detokenize=False,
+        )
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:

@@ -7,8 +7,9 @@ forked from it when the prompt is complete, so that its blocks are computed once
 
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import NamedTuple
 
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.messages import BeamCandidates, EngineCoreRequest, SequenceOutput, TokenLogprobs
 
 
 class SequenceStatus(IntEnum):
@@ -54,6 +55,9 @@ class Sequence:
       is_on_worker: Whether the worker has a row for it.
       num_preemptions: How often it lost its blocks.
       stop_reason: The stop token id that ended it, or None.
+      cumulative_logprob: Sum of its output tokens' log probabilities. Counted in beam search only.
+      output_logprobs: One entry an output token. Filled in beam search only, if log probabilities were asked for.
+      candidates: Its possible next tokens, while a beam waits for the other beams of its group to have theirs.
       cache_keys: (tag, value) pairs that part its prefix from equal tokens under other keys, such as a salt.
     """
 
@@ -72,6 +76,9 @@ class Sequence:
         "num_preemptions",
         "stop_reason",
         "cache_keys",
+        "cumulative_logprob",
+        "output_logprobs",
+        "candidates",
     )
 
     def __init__(
@@ -90,6 +97,9 @@ class Sequence:
         self.num_preemptions = 0
         self.stop_reason: int | None = None
         self.cache_keys: tuple[tuple[str, str], ...] = ()
+        self.cumulative_logprob = 0.0
+        self.output_logprobs: list[TokenLogprobs] = []
+        self.candidates: BeamCandidates | None = None
         self._append_tokens_to_blocks(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
 
@@ -119,6 +129,8 @@ class Sequence:
         child.status = self.status
         child.cache_keys = self.cache_keys
         child.num_computed_tokens = self.num_computed_tokens
+        child.cumulative_logprob = self.cumulative_logprob
+        child.output_logprobs = list(self.output_logprobs)
         return child
 
     def _append_tokens_to_blocks(self, token_ids: Iterable[int]) -> None:
@@ -130,11 +142,20 @@ class Sequence:
             self.token_ids.append(token_id)
 
 
+class Hypothesis(NamedTuple):
+    """A beam that has ended."""
+
+    score: float
+    output: SequenceOutput  # whole; its index is set when the search ends
+
+
 class SequenceGroup:
     """One request and its sequences.
 
     Attributes:
-      seqs: By index. Only sequence 0 until the prompt is complete, then all n.
+      seqs: By index. Only sequence 0 until the prompt is complete, then all n; in beam search the live beams, best
+        first.
+      hypotheses: The best beams that have ended, best first. Beam search only.
       first_scheduled_time_s: When its first token was scheduled, or None.
       num_cached_tokens: Prompt tokens that the prefix cache held when the request was first scheduled.
       num_prompt_logprobs: Prompt positions, counted from position 1, whose logprobs have been handed out.
@@ -144,6 +165,7 @@ class SequenceGroup:
     __slots__ = (
         "request",
         "seqs",
+        "hypotheses",
         "eos_token_ids",
         "stop_token_ids",
         "first_scheduled_time_s",
@@ -156,6 +178,7 @@ class SequenceGroup:
         params = request.sampling_params
         self.request = request
         self.seqs = [first]
+        self.hypotheses: list[Hypothesis] = []
         self.eos_token_ids = frozenset(() if params.ignore_eos else request.eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.first_scheduled_time_s: float | None = None
@@ -166,6 +189,10 @@ class SequenceGroup:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.request.sampling_params.use_beam_search
 
     @property
     def is_forked(self) -> bool:
@@ -189,5 +216,10 @@ class SequenceGroup:
         return [seq for seq in self.seqs if seq.status <= SequenceStatus.SWAPPED]
 
     def get_max_num_running_seqs(self) -> int:
-        """Returns how many sequences may run at once: n until the prompt is forked, then those that live."""
+        """Returns how many sequences may run at once: n until the prompt is forked, then those that live.
+
+        A beam search may always grow back to its width.
+        """
+        if self.is_beam_search:
+            return self.request.sampling_params.beam_width
         return len(self.unfinished_seqs()) if self.is_forked else self.request.sampling_params.n

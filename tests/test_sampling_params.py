@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from jaxllm.exceptions import InvalidRequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,12 @@ from jaxllm.sampling_params import SamplingParams
         {"stop": []},
         {"stop_token_ids": [0] * 128},
         {"stop_token_ids": []},
+        {"n": 2, "best_of": 2},
+        {"use_beam_search": True, "temperature": 0},
+        {"use_beam_search": True, "temperature": 0, "n": 16},
+        {"use_beam_search": True, "temperature": 0, "n": 2, "best_of": 16, "top_k": -1, "stop_token_ids": [1]},
+        {"use_beam_search": True, "temperature": 0, "length_penalty": -10, "early_stopping": "never"},
+        {"use_beam_search": True, "temperature": 0, "length_penalty": 10, "early_stopping": True},
     ],
 )
 def test_legal_values(params: dict[str, Any]) -> None:
@@ -58,6 +64,10 @@ def test_legal_values(params: dict[str, Any]) -> None:
         ("detokenize", [0, None]),
         ("skip_special_tokens", [1]),
         ("include_stop_str_in_output", [1]),
+        ("use_beam_search", [1, None]),
+        ("best_of", [0, -1, 129, 2.0, True, "2", 2]),
+        ("length_penalty", [10.1, -10.1, math.nan, "1", True, None, 0.5]),
+        ("early_stopping", [None, "always", 1, 0, True, "never"]),
     ],
 )
 def test_illegal_values_name_their_field_in_one_line(field: str, values: list[Any]) -> None:
@@ -69,14 +79,62 @@ def test_illegal_values_name_their_field_in_one_line(field: str, values: list[An
 
 
 def test_an_unknown_field_is_refused() -> None:
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="best_off"):
+        SamplingParams(best_off=2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-6])
 def test_b58_greedy_sequences_are_all_alike(temperature: float) -> None:
     with pytest.raises(InvalidRequestError, match="set temperature above 0"):
         SamplingParams(n=2, temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of must be at least n=3, got 2"),
+        ({"best_of": 17}, "best_of must be at most 16 with use_beam_search, got 17"),
+        ({"n": 17}, "n must be at most 16 with use_beam_search, got 17"),
+        ({"temperature": 0.5}, "temperature must be 0 with use_beam_search, got 0.5"),
+        ({"top_p": 0.9}, "top_p must be 1 with use_beam_search, got 0.9"),
+        ({"top_k": 5}, "top_k must be 0 or -1 with use_beam_search, got 5"),
+        ({"min_p": 0.1}, "min_p must be 0 with use_beam_search, got 0.1"),
+        ({"stop": ["a"]}, r"stop must be None with use_beam_search \(stop_token_ids may be given\), got \['a'\]"),
+        ({"early_stopping": "maybe"}, "early_stopping must be true, false or \"never\", got 'maybe'"),
+    ],
+)
+def test_rules_of_beam_search(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        SamplingParams(**{"use_beam_search": True, "temperature": 0.0, **params})
+
+
+@pytest.mark.parametrize("name", ["best_of", "length_penalty", "early_stopping"])
+def test_beam_fields_alone_are_refused(name: str) -> None:
+    value = {"best_of": 2, "length_penalty": 2.0, "early_stopping": True}[name]
+    with pytest.raises(InvalidRequestError, match="without use_beam_search"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("width", [0, 17, True, 2.0])
+def test_beam_search_params_name_their_width(width: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="beam_width"):
+        BeamSearchParams(beam_width=width, max_tokens=4).to_sampling_params()
+
+
+def test_beam_search_params_become_sampling_params() -> None:
+    params = BeamSearchParams(beam_width=4, max_tokens=8, ignore_eos=True, length_penalty=0.5).to_sampling_params()
+    assert params == SamplingParams(
+        n=4,
+        use_beam_search=True,
+        temperature=0.0,
+        max_tokens=8,
+        ignore_eos=True,
+        length_penalty=0.5,
+        early_stopping="never",
+        detokenize=False,
+    )
+    with pytest.raises(InvalidRequestError, match="temperature must be 0"):
+        BeamSearchParams(beam_width=4, max_tokens=8, temperature=1.0).to_sampling_params()
 
 
 def test_b14_stop_strings_need_text() -> None:

@@ -130,6 +130,10 @@ class _RequestState:
                 self._metrics.first_token_time_s = now_s
             if sequence.update(sequence_news) and sequence_news.finish_reason is None:
                 stopped.append(sequence_news.index)
+            if sequence_news.cumulative_logprob is not None:
+                sequence.output.cumulative_logprob = sequence_news.cumulative_logprob
+        if news.finished and self._request.sampling_params.use_beam_search:
+            del self._sequences[len(news.sequences) :]  # a tiny vocabulary may not have n sequences
         if news.finished:
             self.abort(now_s)  # changes nothing where every sequence has said why it finished
         if self.is_finished:

@@ -12,8 +12,8 @@ from jaxllm.engine_args import DEFAULT_MODEL, EngineArgs
 from jaxllm.entrypoints.offline_runner import OfflineRunner, chat_prompt
 from jaxllm.entrypoints.progress import ProgressBar
 from jaxllm.exceptions import ConfigError, InvalidRequestError
-from jaxllm.outputs import RequestOutput
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
+from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 Messages = list[dict[str, str]]
@@ -98,6 +98,30 @@ class LLM:
         prompts = [chat_prompt(tokenizer, cast(Messages, one), add_generation_prompt) for one in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """Finds the most likely sequences for each prompt, the best of them first.
+
+        Args:
+          prompts: As in `generate`.
+          params: Width and length of the search.
+          use_tqdm: Whether to show a progress bar on stderr.
+
+        Returns:
+          One output a prompt, in input order, of beam_width sequences (fewer only if the vocabulary has no more).
+
+        Raises:
+          InvalidRequestError: A prompt or a parameter breaks a rule; no prompt is answered then.
+          EngineDeadError: The engine has failed.
+        """
+        outputs = self.generate(prompts, params.to_sampling_params(), use_tqdm)
+        tokenizer = self.get_tokenizer()
+        return [
+            BeamSearchOutput([_beam_sequence(tokenizer, output, sequence) for sequence in output.outputs])
+            for output in outputs
+        ]
+
     def get_tokenizer(self) -> Tokenizer:
         return self.llm_engine.tokenizer
 
@@ -116,6 +140,14 @@ class LLM:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.shutdown()
+
+
+def _beam_sequence(tokenizer: Tokenizer, output: RequestOutput, sequence: CompletionOutput) -> BeamSearchSequence:
+    is_stopped = sequence.finish_reason == "stop"
+    generated = sequence.token_ids[:-1] if is_stopped else sequence.token_ids
+    tokens = [*output.prompt_token_ids, *generated]
+    assert sequence.cumulative_logprob is not None
+    return BeamSearchSequence(tokens, sequence.cumulative_logprob, tokenizer.decode(tokens), sequence.finish_reason)
 
 
 def _check_names(engine_args: dict[str, Any]) -> None:

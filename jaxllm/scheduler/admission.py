@@ -27,6 +27,12 @@ def check_request(request: EngineCoreRequest, max_num_seqs: int, max_model_len: 
             f"answer, got {num_prompt_tokens}; shorten it or set --max-model-len",
             "prompt",
         )
+    width = request.sampling_params.beam_width
+    if request.sampling_params.use_beam_search and n <= max_num_seqs < width:
+        raise InvalidRequestError(
+            f"best_of must be at most max_num_seqs={max_num_seqs}, got {width}; lower best_of or set --max-num-seqs",
+            "best_of",
+        )
     if n > max_num_seqs:
         raise InvalidRequestError(
             f"n must be at most max_num_seqs={max_num_seqs}, got {n}; lower n or set --max-num-seqs", "n"

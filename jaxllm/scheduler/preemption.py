@@ -31,6 +31,10 @@ class Preemption:
         """Takes all of a running group's blocks; it leaves the running queue."""
         if self.may_swap(group) and self.swap_out(plan, group):
             return
+        self.recompute(group)
+
+    def recompute(self, group: SequenceGroup) -> None:
+        """Takes all of a running group's blocks, to be computed again."""
         self._recompute(group, group.seqs_with(SequenceStatus.RUNNING))
 
     def may_swap(self, group: SequenceGroup) -> bool:

@@ -1,7 +1,8 @@
 """Scheduler: decides each step's work and takes in its results. Knows no text, no device and no process.
 
 StepBuilder says who takes part in a step. When somebody who runs finds no free block, the last group in the
-policy's order gives up its blocks (preemption).
+policy's order gives up its blocks (preemption). The beams of a beam search go forward together: one that has its
+candidates already waits for the others.
 """
 
 from jaxllm.config import CacheConfig, SchedulerConfig
@@ -16,6 +17,7 @@ from jaxllm.messages import (
     SchedulerStats,
 )
 from jaxllm.scheduler.admission import check_blocks, check_request
+from jaxllm.scheduler.beam_search import Candidate, extend_beam, step_beams
 from jaxllm.scheduler.kv_cache_manager import KVCacheManager
 from jaxllm.scheduler.policy import queue_key
 from jaxllm.scheduler.preemption import Preemption
@@ -31,7 +33,8 @@ class Scheduler:
     """Call schedule() and update_from_output() in turn; requests may come and go between any two calls.
 
     A sequence that made room for its own elder siblings is WAITING inside a running group; it comes before
-    everybody who waits.
+    everybody who waits. A beam that has its candidates is never computed again: it waits in its state, with or
+    without blocks.
     """
 
     def __init__(self, config: SchedulerConfig, cache_config: CacheConfig, kv_info: KVCacheInfo) -> None:
@@ -130,8 +133,14 @@ class Scheduler:
                 news.add_prompt_logprobs(group, due_prompt_logprobs(group, seq.num_computed_tokens, scored))
             seq.num_computed_tokens += num_tokens
             self.kv_cache_manager.cache_full_blocks(seq)
-            if seq.num_computed_tokens == seq.num_tokens:
+            if seq.num_computed_tokens < seq.num_tokens:
+                continue
+            if not group.is_beam_search:
                 self._take_draws(group, seq, runner_output.sampled[seq_id], news)
+                continue
+            seq.candidates = runner_output.beam_candidates[seq_id]
+            if all(beam.candidates is not None for beam in group.seqs):
+                self._step_beams(group, news)
         return EngineCoreOutputs(news.to_outputs(), self.stats())
 
     def check_integrity(self) -> None:
@@ -175,10 +184,41 @@ class Scheduler:
 
     def _fork(self, group: SequenceGroup, parent: Sequence, index: int) -> Sequence:
         child = parent.fork(self._new_seq_id(), index)
-        self.kv_cache_manager.fork(parent.seq_id, child.seq_id)
+        if parent.status is SequenceStatus.RUNNING:
+            self.kv_cache_manager.fork(parent.seq_id, child.seq_id)
+        else:  # a beam that was preempted after its last step: the child comes back in its place
+            child.num_preemptions = parent.num_preemptions
         self._seqs[child.seq_id] = child
         group.seqs.append(child)
         return child
+
+    def _step_beams(self, group: SequenceGroup, news: StepNews) -> None:
+        """Takes a beam search one token further, or ends it."""
+        kept, group.hypotheses = step_beams(group, self.max_model_len)
+        if kept:
+            self._replace_beams(group, kept)
+            return
+        for seq in group.unfinished_seqs():
+            self._finish(group, seq, SequenceStatus.FINISHED_STOPPED)
+        news.add_hypotheses(group)
+
+    def _replace_beams(self, group: SequenceGroup, kept: list[Candidate]) -> None:
+        """Makes the kept candidates the group's beams. All forks come before anything is appended or freed."""
+        parents, group.seqs = group.seqs, []
+        candidates = {index: parent.candidates for index, parent in enumerate(parents) if parent.candidates is not None}
+        unused = dict(enumerate(parents))
+        for index, candidate in enumerate(kept):
+            parent = unused.pop(candidate.beam, None)
+            if parent is None:
+                self._fork(group, parents[candidate.beam], index)
+            else:  # a parent becomes its own best child
+                parent.index = index
+                group.seqs.append(parent)
+        num_logprobs = group.request.sampling_params.logprobs
+        for beam, candidate in zip(group.seqs, kept, strict=True):
+            extend_beam(beam, candidate, candidates[candidate.beam], num_logprobs)
+        for parent in unused.values():
+            self._finish(group, parent, SequenceStatus.FINISHED_STOPPED)
 
     def _finish(self, group: SequenceGroup, seq: Sequence, status: SequenceStatus) -> None:
         seq.status = status

@@ -46,6 +46,10 @@ class StepBuilder:
 
     def build(self, plan: StepPlan, now_s: float) -> None:
         """Fills an empty plan. It holds work whenever there are unfinished requests."""
+        self._fill(plan, now_s)
+        self._free_idle_beams(plan, now_s)
+
+    def _fill(self, plan: StepPlan, now_s: float) -> None:
         queues = self._queues
         arrivals = (
             [group.request.arrival_time_s for group in queues.waiting] if self._config.scheduler_delay_factor else []
@@ -76,6 +80,12 @@ class StepBuilder:
                 return  # preempted, and so is everybody behind it
             self._schedule_group(plan, group)
 
+    def _free_idle_beams(self, plan: StepPlan, now_s: float) -> None:
+        """Makes room when all blocks are held by beams that wait for siblings which find none."""
+        while self._queues.running and not plan.num_scheduled_tokens:
+            self._preemption.recompute(self._queues.running.last())
+            self._admit_waiting(plan, now_s)
+
     def _schedule_group(self, plan: StepPlan, group: SequenceGroup) -> None:
         may_be_short = self._kv.block_pool.num_free_blocks < len(group.seqs)  # a sequence takes one block at most
         if may_be_short and self._preemption.may_swap(group) and not self._make_room(plan, group):
@@ -83,6 +93,8 @@ class StepBuilder:
         for seq in group.seqs_with(SequenceStatus.RUNNING):
             if not plan.token_budget:
                 return
+            if seq.candidates is not None:
+                continue
             num_tokens = self._num_tokens(plan, seq.num_tokens - seq.num_computed_tokens)
             allocation = self._allocate_or_preempt(plan, group, seq, num_tokens)
             if allocation is None:
@@ -98,6 +110,7 @@ class StepBuilder:
         wanted = [
             (seq, self._num_tokens(plan, seq.num_tokens - seq.num_computed_tokens))
             for seq in group.seqs_with(SequenceStatus.RUNNING)
+            if seq.candidates is None
         ]
         num_needed = self._kv.num_blocks_needed(wanted)
         while num_needed > self._kv.block_pool.num_free_blocks:
@@ -144,7 +157,11 @@ class StepBuilder:
 
     def _admit_displaced(self, plan: StepPlan) -> bool:
         """Admits the siblings that made room for elder ones. Returns False when one of them has to wait on."""
-        return all(self._admit_all(plan, group) for group in self._queues.running if len(group.seqs) > 1)
+        return all(
+            self._admit_all(plan, group)
+            for group in self._queues.running
+            if len(group.seqs) > 1 or group.is_beam_search
+        )
 
     def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
         """Takes in the waiting, in order: the head of the queue is never overtaken."""
@@ -169,7 +186,9 @@ class StepBuilder:
     def _admit_all(self, plan: StepPlan, group: SequenceGroup) -> bool:
         """Admits the group's sequences without blocks. Returns False when one of them has to wait on."""
         return all(
-            plan.token_budget > 0 and self._admit(plan, group, seq) for seq in group.seqs_with(SequenceStatus.WAITING)
+            plan.token_budget > 0 and self._admit(plan, group, seq)
+            for seq in group.seqs_with(SequenceStatus.WAITING)
+            if seq.candidates is None
         )
 
     def _admit(self, plan: StepPlan, group: SequenceGroup, seq: Sequence) -> bool:

@@ -1,5 +1,7 @@
 """StepNews: what one step brought, request by request, while it is being collected."""
 
+import msgspec
+
 from jaxllm.messages import EngineCoreOutput, SampledToken, SequenceOutput, TokenLogprobs
 from jaxllm.sequence import Sequence, SequenceGroup
 
@@ -14,6 +16,14 @@ class StepNews:
         self._groups[group.request_id] = group
         output = SequenceOutput(seq.index, [token], seq.status.finish_reason, seq.stop_reason)
         self._sequences.setdefault(group.request_id, []).append(output)
+
+    def add_hypotheses(self, group: SequenceGroup) -> None:
+        """Adds the outcome of a beam search that is over."""
+        best = group.hypotheses[: group.request.sampling_params.n]
+        self._groups[group.request_id] = group
+        self._sequences[group.request_id] = [
+            msgspec.structs.replace(hypothesis.output, index=index) for index, hypothesis in enumerate(best)
+        ]
 
     def add_prompt_logprobs(self, group: SequenceGroup, logprobs: list[TokenLogprobs]) -> None:
         if logprobs:

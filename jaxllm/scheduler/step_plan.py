@@ -38,7 +38,7 @@ class StepPlan:
         is_last = seq.num_computed_tokens + num_tokens == seq.num_tokens
         self.num_partial_prefills += not is_last
         n = group.request.sampling_params.n
-        if n > 1 and not group.is_forked and is_last:
+        if n > 1 and not group.is_beam_search and not group.is_forked and is_last:
             self._num_samples[seq.seq_id] = n
         for block_idx, source, destination in allocation.replaced_blocks:
             self.blocks_to_copy.append((source, destination))

@@ -50,6 +50,7 @@ class InputBatch:
         self._free_rows = list(range(max_num_seqs))[::-1]
         self._num_prompt_logprobs: dict[int, int] = {}  # seq_id -> tokens to report, where asked for
         self._num_logprobs: dict[int, int] = {}
+        self._num_candidates: dict[int, int] = {}  # seq_id -> candidates to report, of beams
         self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self._num_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
@@ -65,6 +66,10 @@ class InputBatch:
     def num_logprobs(self, seq_id: int) -> int | None:
         """Most likely tokens to report with each sampled token; None for no log probabilities at all."""
         return self._num_logprobs.get(seq_id)
+
+    def num_candidates(self, seq_id: int) -> int | None:
+        """Next tokens to report for a beam; None for a sequence that draws."""
+        return self._num_candidates.get(seq_id)
 
     def num_prompt_logprobs(self, seq_id: int) -> int:
         """Most likely tokens to report with each prompt token."""
@@ -179,7 +184,9 @@ class InputBatch:
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seeds[row] = sequence.seed & _MASK_64
-        if params.logprobs is not None:
+        if params.use_beam_search:
+            self._num_candidates[sequence.seq_id] = max(2 * params.beam_width, params.logprobs or 0)
+        elif params.logprobs is not None:
             self._num_logprobs[sequence.seq_id] = params.logprobs
         if params.prompt_logprobs is not None:
             self._num_prompt_logprobs[sequence.seq_id] = params.prompt_logprobs
@@ -189,6 +196,7 @@ class InputBatch:
         self._block_tables[row] = 0
         self._free_rows.append(row)
         self._num_logprobs.pop(seq_id, None)
+        self._num_candidates.pop(seq_id, None)
         self._num_prompt_logprobs.pop(seq_id, None)
 
 

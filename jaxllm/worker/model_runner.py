@@ -1,13 +1,14 @@
 """ModelRunner: SchedulerOutput in, ModelRunnerOutput out. Pads on the way in, trims on the way out."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxllm.layers.attention import LayerCache
 from jaxllm.layers.sampler import ScoredTokens
-from jaxllm.messages import ModelRunnerOutput, SampledToken, SchedulerOutput, TokenLogprobs
+from jaxllm.messages import BeamCandidates, ModelRunnerOutput, SampledToken, SchedulerOutput, TokenLogprobs
 from jaxllm.worker.buckets import num_seqs_at
 from jaxllm.worker.cache_engine import CacheEngine
 from jaxllm.worker.input_batch import InputBatch, PromptPosition, StepInputs
@@ -40,8 +41,8 @@ class ModelRunner:
         self._cache_engine.copy(step.blocks_to_copy, self._programs)
         inputs = self._input_batch.to_forward_batch(step)
         hidden = self._forward(inputs)
-        sampled = self._sample(inputs, hidden) if inputs.draws else {}
-        return ModelRunnerOutput(sampled, self._score_prompts(inputs, hidden))
+        sampled, candidates = self._sample(inputs, hidden) if inputs.draws else ({}, {})
+        return ModelRunnerOutput(sampled, self._score_prompts(inputs, hidden), candidates)
 
     def _forward(self, inputs: StepInputs) -> jax.Array:
         """Returns the last layer's output [T, M]."""
@@ -56,24 +57,30 @@ class ModelRunner:
         self._cache_engine.caches = tuple(updated)
         return hidden
 
-    def _sample(self, inputs: StepInputs, hidden: jax.Array) -> dict[int, list[SampledToken]]:
+    def _sample(
+        self, inputs: StepInputs, hidden: jax.Array
+    ) -> tuple[dict[int, list[SampledToken]], dict[int, BeamCandidates]]:
+        """Returns the draws of the sequences that draw, and the candidates of those that are beams."""
         sampling = jax.device_put(inputs.sampling)
         logits = self._logits(inputs.size, hidden, sampling.logits_indices)
         size = logits.shape[0]
-        token_ids = self._programs("sample", size, logits, sampling)
+        chosen = self._programs("sample", size, logits, sampling)
+        token_ids = np.asarray(chosen).tolist()[: len(inputs.draws)]  # rows past the draws are padding
         num_logprobs = [self._input_batch.num_logprobs(seq_id) for seq_id in inputs.draws]
-        if all(num is None for num in num_logprobs):
-            tokens = [SampledToken(token_id) for token_id in np.asarray(token_ids).tolist()]
-        else:
-            scored = jax.device_get(self._programs("score", size, logits, token_ids))
-            tokens = [
-                SampledToken(token_id, None if num is None else _token_logprobs(scored, row, num))
-                for row, (token_id, num) in enumerate(zip(np.asarray(token_ids).tolist(), num_logprobs, strict=False))
-            ]
+        num_candidates = [self._input_batch.num_candidates(seq_id) for seq_id in inputs.draws]
+        scored: Any = None
+        if any(num is not None for num in num_logprobs + num_candidates):
+            scored = jax.device_get(self._programs("score", size, logits, chosen))
         sampled: dict[int, list[SampledToken]] = {}
-        for seq_id, token in zip(inputs.draws, tokens, strict=False):  # rows past the draws are padding
-            sampled.setdefault(seq_id, []).append(token)
-        return sampled
+        candidates: dict[int, BeamCandidates] = {}
+        for row, (seq_id, token_id) in enumerate(zip(inputs.draws, token_ids, strict=True)):
+            num, num_beam = num_logprobs[row], num_candidates[row]
+            if num_beam is not None:
+                candidates[seq_id] = _beam_candidates(scored, row, num_beam)
+            else:
+                token = SampledToken(token_id, None if num is None else _token_logprobs(scored, row, num))
+                sampled.setdefault(seq_id, []).append(token)
+        return sampled, candidates
 
     def _score_prompts(self, inputs: StepInputs, hidden: jax.Array) -> dict[int, list[TokenLogprobs]]:
         """Scores prompt tokens, as many at a time as the step has rows for draws."""
@@ -108,3 +115,7 @@ def _token_logprobs(scored: ScoredTokens, row: int, num_top: int) -> TokenLogpro
         scored.top_token_ids[row, :num_top].tolist(),
         scored.top_logprobs[row, :num_top].tolist(),
     )
+
+
+def _beam_candidates(scored: ScoredTokens, row: int, num: int) -> BeamCandidates:
+    return BeamCandidates(scored.top_token_ids[row, :num].tolist(), scored.top_logprobs[row, :num].tolist())

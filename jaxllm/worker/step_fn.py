@@ -18,9 +18,10 @@ from jaxllm.layers import sampler
 from jaxllm.layers.attention import LayerCache
 from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
 from jaxllm.models.causal_lm import CausalLM
-from jaxllm.sampling_params import MAX_LOGPROBS
+from jaxllm.sampling_params import MAX_BEAM_WIDTH, MAX_LOGPROBS
 from pallas_kernels.kv_cache_update import copy_blocks
 
+NUM_TOP = max(MAX_LOGPROBS, 2 * MAX_BEAM_WIDTH)  # most likely tokens that `score` returns
 Weights = tuple[jax.Array, ...]
 Caches = tuple[LayerCache, ...]
 LayerRunner = Callable[[Weights, jax.Array, ForwardBatch, Caches], tuple[jax.Array, Caches]]
@@ -90,9 +91,9 @@ def sample(logits: jax.Array, batch: SamplingBatch) -> jax.Array:
 
 
 def score(logits: jax.Array, token_ids: jax.Array) -> sampler.ScoredTokens:
-    """Scores token_ids: [R] under logits: [R, V], with the MAX_LOGPROBS most likely tokens beside them."""
+    """Scores token_ids: [R] under logits: [R, V], with the NUM_TOP most likely tokens beside them."""
     with jax.named_scope("score"):
-        return sampler.score(logits, token_ids, min(MAX_LOGPROBS, logits.shape[-1]))
+        return sampler.score(logits, token_ids, min(NUM_TOP, logits.shape[-1]))
 
 
 def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.Array) -> LayerCache:

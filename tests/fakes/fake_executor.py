@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxllm.executor.executor import Executor
 from jaxllm.messages import (
+    BeamCandidates,
     KVCacheInfo,
     ModelRunnerOutput,
     NewSequence,
@@ -43,6 +44,7 @@ class FakeExecutor(Executor):
     Args:
       next_token: Token ids so far -> next token.
       draw: The same with the draw's seed as second argument; overrides next_token.
+      candidates: Token ids so far -> every next token with its log probability, in any order; for beams.
       num_blocks, block_size, max_num_seqs, max_num_batched_tokens, num_host_blocks: What initialize() reports.
 
     Attributes:
@@ -54,6 +56,7 @@ class FakeExecutor(Executor):
         next_token: Callable[[Sequence[int]], int] = lambda token_ids: token_ids[-1] + 1,
         *,
         draw: Callable[[Sequence[int], int], int] | None = None,
+        candidates: Callable[[Sequence[int]], dict[int, float]] | None = None,
         num_blocks: int = 64,
         block_size: int = 4,
         max_num_seqs: int = 8,
@@ -61,6 +64,7 @@ class FakeExecutor(Executor):
         num_host_blocks: int = 0,
     ) -> None:
         self._draw = draw or (lambda token_ids, seed: next_token(token_ids))
+        self._candidates = candidates
         self._info = KVCacheInfo(num_blocks, block_size, max_num_seqs, max_num_batched_tokens, num_host_blocks)
         self._cache = np.full((num_blocks, block_size), _GARBAGE, np.int64)
         self._host_cache = np.full((num_host_blocks, block_size), _GARBAGE, np.int64)
@@ -150,16 +154,25 @@ class FakeExecutor(Executor):
     def _sample(self, step: SchedulerOutput) -> ModelRunnerOutput:
         sampled: dict[int, list[SampledToken]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        beams: dict[int, BeamCandidates] = {}
         for seq_id, num_tokens in step.num_scheduled_tokens.items():
             row = self._rows[seq_id]
             start, row.num_computed_tokens = row.num_computed_tokens, row.num_computed_tokens + num_tokens
-            if row.num_computed_tokens == len(row.token_ids):
+            if row.num_computed_tokens == len(row.token_ids) and row.sampling_params.use_beam_search:
+                beams[seq_id] = self._beam_candidates(row)
+            elif row.num_computed_tokens == len(row.token_ids):
                 num_draws = step.num_samples.get(seq_id, 1)
                 sampled[seq_id] = [self._draw_token(row, row.seed + index) for index in range(num_draws)]
             if row.sampling_params.prompt_logprobs is not None:
                 end = min(row.num_computed_tokens + 1, row.num_prompt_tokens)
                 prompt_logprobs[seq_id] = [_position_logprobs(row, position) for position in range(start + 1, end)]
-        return ModelRunnerOutput(sampled, prompt_logprobs)
+        return ModelRunnerOutput(sampled, prompt_logprobs, beams)
+
+    def _beam_candidates(self, row: _Row) -> BeamCandidates:
+        assert self._candidates is not None, "a beam came, and the fake has no candidates"
+        logprobs = self._candidates(tuple(row.token_ids))
+        best = sorted(logprobs, key=lambda token_id: -logprobs[token_id])[: 2 * row.sampling_params.beam_width]
+        return BeamCandidates(best, [logprobs[token_id] for token_id in best])
 
     def _draw_token(self, row: _Row, seed: int) -> SampledToken:
         token_id = self._draw(tuple(row.token_ids), seed)

@@ -77,3 +77,8 @@ def table(scheduler: Scheduler, seq_id: int) -> list[int]:
 
 def free_ids(scheduler: Scheduler) -> list[int]:
     return [block.block_id for block in scheduler.kv_cache_manager.block_pool.free_block_queue]
+
+
+def beam_params(**params: Any) -> dict[str, Any]:
+    """Sampling parameters of a beam search."""
+    return {"use_beam_search": True, "temperature": 0.0, **params}

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.messages import ModelRunnerOutput, SchedulerOutput
 from tests.fakes.fake_executor import FakeExecutor
-from tests.scheduler.builders import make_request, make_scheduler
+from tests.scheduler.builders import beam_params, make_request, make_scheduler
 
 _COMMON = [5, 6, 6, 5, 6, 5, 5, 5, 6, 6, 6, 6, 5, 5, 6, 6]  # prompts begin with it: prefixes meet often
 _PROMPTS = st.builds(
@@ -45,6 +45,11 @@ def _draw(token_ids: Sequence[int], seed: int) -> int:
     return (2 if value == 0 else 4) if value < 2 else 5 + value % 2
 
 
+def _candidates(token_ids: Sequence[int]) -> dict[int, float]:
+    """The same few words for beams; the stops are rare enough to keep searches going."""
+    return {token_id: -(hash((*token_ids, token_id)) % 64) / 16 - 2 * (token_id < 5) for token_id in (2, 4, 5, 6)}
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(4, 40),
@@ -71,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
         self.executor = FakeExecutor(
             draw=_draw,
+            candidates=_candidates,
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
@@ -97,6 +103,32 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(
         self, prompt: list[int], n: int, max_tokens: int, wants_prompt_logprobs: bool, salt: str | None, priority: int
     ) -> None:
+        self._add(prompt, n, max_tokens, wants_prompt_logprobs, salt, priority)
+
+    @rule(
+        prompt=_PROMPTS,
+        n=st.integers(1, 3),
+        more=st.integers(0, 2),
+        max_tokens=st.integers(1, 12),
+        early_stopping=st.sampled_from([True, False, "never"]),
+        priority=st.integers(-1, 1),
+    )
+    def add_beams(
+        self, prompt: list[int], n: int, more: int, max_tokens: int, early_stopping: bool | str, priority: int
+    ) -> None:
+        params = beam_params(best_of=n + more, early_stopping=early_stopping)
+        self._add(prompt, n, max_tokens, False, None, priority, **params)
+
+    def _add(
+        self,
+        prompt: list[int],
+        n: int,
+        max_tokens: int,
+        wants_prompt_logprobs: bool,
+        salt: str | None,
+        priority: int,
+        **params: Any,
+    ) -> None:
         request_id = f"r{self.num_requests}"
         self.num_requests += 1
         request = make_request(
@@ -109,6 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             n=n,
             stop_token_ids=[4],
             prompt_logprobs=0 if wants_prompt_logprobs else None,
+            **params,
         )
         try:
             self.scheduler.add_request(request)

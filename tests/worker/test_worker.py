@@ -149,3 +149,16 @@ def test_bfloat16_weights_agree_to_their_precision(tmp_path):
     expected = _log_softmax(dense_logits(model, token_ids))[np.arange(12), token_ids[1:]]
     difference = np.abs([score.logprob for score in output.prompt_logprobs[1]] - expected)
     assert 1e-5 < difference.max() < 0.05
+
+
+def test_a_beam_gets_its_candidates_and_no_draw(worker, model):
+    token_ids = [int(t) for t in np.random.default_rng(4).integers(3, 300, 6)]
+    beam = {"use_beam_search": True, "n": 2, "best_of": 3, "logprobs": None, "prompt_logprobs": None}
+    news = [_new(1, token_ids, [3, 4], **beam), _new(2, token_ids, [5, 6], prompt_logprobs=None)]
+    output = _run(worker, {1: 6, 2: 6}, news, forget=True)
+    expected = _log_softmax(dense_logits(model, token_ids))[-1]
+    order = np.argsort(-expected)[:6]
+    assert output.beam_candidates.keys() == {1} and output.sampled.keys() == {2}
+    assert output.beam_candidates[1].token_ids == order.tolist()
+    np.testing.assert_allclose(output.beam_candidates[1].logprobs, expected[order], atol=1e-5)
+    _assert_sampled(model, output, 2, token_ids)
