@@ -1,4 +1,7 @@
-"""Tokens of n sequences don't depend on the pool's size, on swapping, recomputing or caching: on the real model."""
+"""Tokens don't depend on the pool's size, on swapping, recomputing, caching or chunking: on the real model.
+
+Greedy, seeded, n = 2 and 4, and beams 2 and 4 run in one batch.
+"""
 
 import pytest
 
@@ -6,9 +9,11 @@ from jaxllm import LLM, SamplingParams
 
 PROMPTS = [
     "The capital of France is",
-    "Once upon a time there was a small village by the sea, and in it lived",
+    "Once upon a time there was a small village by the sea, and in it lived an old man who told the children",
     "The three primary colours are red, blue and",
     "To bake bread you need flour, water, salt and",
+    "My favourite season is",
+    "A good way to learn a language is",
 ]
 NUM_TOKENS = 40
 ARGS = {"max_num_seqs": 16, "max_model_len": 128, "max_num_batched_tokens": 128, "block_size": 16}
@@ -16,13 +21,17 @@ ARGS = {"max_num_seqs": 16, "max_model_len": 128, "max_num_batched_tokens": 128,
 SMALL_POOL = {"num_gpu_blocks_override": 18}
 
 
-def _params(n):
-    return SamplingParams(n=n, temperature=0.9, seed=11, max_tokens=NUM_TOKENS, ignore_eos=True)
+def _params(**params):
+    return SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **params)
 
 
 def _generate(llm):
-    """Tokens of every sequence: of n = 2 and n = 4, in one batch."""
-    params = [_params(n) for n in (2, 4, 2, 4)]
+    params = [
+        _params(temperature=0.0),
+        _params(temperature=0.9, seed=3),
+        *(_params(n=n, temperature=0.9, seed=11) for n in (2, 4)),
+        *(_params(n=n, temperature=0.0, use_beam_search=True) for n in (2, 4)),
+    ]
     return [[seq.token_ids for seq in output.outputs] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
@@ -44,10 +53,13 @@ def large_pool(smollm2_path):
         pytest.param({"enable_prefix_caching": True, "preemption_mode": "recompute"}, False, id="recompute, cache"),
         pytest.param({"enable_prefix_caching": False, "swap_space": 0}, False, id="no host memory, no cache"),
         pytest.param({"enable_chunked_prefill": False}, True, id="swap, whole prompts"),
+        pytest.param({"max_num_batched_tokens": 16}, True, id="swap, chunks of 16"),
+        pytest.param({"max_num_batched_tokens": 64, "preemption_mode": "swap"}, True, id="all swap, chunks of 64"),
+        pytest.param({"max_num_batched_tokens": 2048}, True, id="swap, chunks of 2048"),
     ],
 )
 def test_a_small_pool_gives_the_tokens_of_a_large_one(smollm2_path, large_pool, engine_args, swaps):
-    with LLM(model=str(smollm2_path), **ARGS, **SMALL_POOL, **engine_args) as llm:
+    with LLM(model=str(smollm2_path), **{**ARGS, **SMALL_POOL, **engine_args}) as llm:
         assert _generate(llm) == large_pool
         stats = llm.llm_engine.stats
         assert stats.num_preemptions > 0
