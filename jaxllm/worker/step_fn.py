@@ -4,7 +4,7 @@ A step is a chain of programs:  embed -> layers, segment after segment -> logits
 
 The nnx model is split here once; afterwards weights are tuples of raw arrays, merged only inside a trace.
 Layers that are alike share one program, compiled once and called with each segment's weights in turn. On CPU
-a segment is one layer: the calls cost under a millisecond a step and compiling is some ten times faster. On
+a segment is one layer: the calls cost under a millisecond a step and compiling is some five times faster. On
 accelerators one segment holds every layer.
 """
 
