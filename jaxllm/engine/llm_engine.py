@@ -149,6 +149,10 @@ class LLMEngine:
         """
         return self._client.reset_prefix_cache()
 
+    def get_stats(self) -> SchedulerStats:
+        """Asks the scheduler for its counters of this moment; `stats` has those of the latest step."""
+        return self._client.get_stats()
+
     def shutdown(self) -> None:
         """Frees the device. The engine can't be used afterwards; a second call does nothing."""
         self._client.shutdown()
