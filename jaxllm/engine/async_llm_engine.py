@@ -26,6 +26,7 @@ from jaxllm.exceptions import (
     InvalidRequestError,
     JaxllmError,
     RequestFailedError,
+    from_name,
 )
 from jaxllm.logger import get_logger
 from jaxllm.messages import EngineCoreOutput, RefusedRequest, SchedulerStats
@@ -289,8 +290,7 @@ class AsyncLLMEngine:
                 self._output_processor = OutputProcessor(tokenizer)
                 self._end_loading(None)
             case EngineFailed():
-                assert self._client is not None and self._client.error is not None
-                self._end_loading(self._client.error)
+                self._end_loading(from_name(message.error, message.message))
 
     def _end_loading(self, error: JaxllmError | None) -> None:
         with self._lock:
