@@ -137,6 +137,7 @@ class InputProcessor:
             f"prompt must be shorter than max_model_len={self._max_model_len} tokens, to leave room for one "
             f"generated token, got {num_tokens} tokens; {way_out}",
             "prompt",
+            "context_length_exceeded",
         )
 
     def _check_stop_token_ids(self, params: SamplingParams) -> None:
