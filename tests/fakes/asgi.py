@@ -116,9 +116,7 @@ class FakeServer:
         self.engine = engine
         self.serving = serving
 
-    def call(
-        self, method: str, path: str, content: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Call:
+    def call(self, method: str, path: str, content: Any = None, headers: Mapping[str, str] | None = None) -> Call:
         body = content if isinstance(content, bytes) else b"" if content is None else json.dumps(content).encode()
         return Call(self.app, method, path, body, headers or {})
 
