@@ -67,11 +67,12 @@ async def _generate(engine: AsyncLLMEngine, body: bytes) -> Response:
 def _parse(body: bytes) -> _GenerateRequest:
     """Splits a body into what is the demo's and what is SamplingParams'."""
     fields = msgspec.json.decode(body, type=dict[str, Any])
-    own = {name: fields.pop(name) for name in ("prompt", "stream") if name in fields}
+    own: dict[str, Any] = {name: fields.pop(name) for name in ("prompt", "stream") if name in fields}
     unknown = [name for name in fields if name not in SamplingParams.__struct_fields__]
     if unknown:
         raise InvalidRequestError(f"{unknown[0]:.80} is no field of a request", unknown[0])
-    return msgspec.convert({**own, "params": SamplingParams(**fields)}, _GenerateRequest)
+    own["params"] = SamplingParams(**fields)
+    return msgspec.convert(own, _GenerateRequest)
 
 
 async def _lines(first: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[bytes, None]:
