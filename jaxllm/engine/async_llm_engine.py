@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.async_mp_client import AsyncMPClient, Connect
+from jaxllm.engine.async_mp_client import AsyncMPClient
+from jaxllm.engine.core_link import Connect
 from jaxllm.engine.core_messages import EngineFailed, FromCore, LoadProgress, Ready
 from jaxllm.engine.core_process import CoreProcess
 from jaxllm.engine.front_end import FrontEnd, load_front_end

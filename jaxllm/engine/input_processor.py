@@ -1,7 +1,7 @@
 """Prompt and sampling parameters in, EngineCoreRequest out: tokenize, check, fill in.
 
-This is the one gate: whatever passes here can't break the engine. It knows how much the KV cache holds, to fill in
-max_tokens; what was asked for and doesn't fit is the scheduler's to refuse.
+This is the one gate: whatever passes here can't break the engine, and can run, alone if need be. The core may be in
+another process, too late to refuse.
 """
 
 import itertools
@@ -16,6 +16,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.messages import EngineCoreRequest, KVCacheInfo
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduler.admission import Admission
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 
@@ -63,6 +64,7 @@ class InputProcessor:
         self._kv_cache_len = (kv_cache_info.num_device_blocks - 1) * kv_cache_info.block_size
         self._seeds = random.Random(config.seed)
         self._counter = itertools.count()
+        self._admission = Admission(config.scheduler, kv_cache_info)
 
     def process(
         self,
@@ -103,6 +105,7 @@ class InputProcessor:
             priority=priority,
             cache_salt=cache_salt,
         )
+        self._admission.check(core_request)
         return ProcessedRequest(core_request, text)
 
     def _tokenize(self, text: str | None, ids: Any) -> list[int]:
