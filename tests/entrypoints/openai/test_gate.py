@@ -85,7 +85,9 @@ def test_without_a_key_other_hosts_are_refused() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("given", "is_kept"), [("mine-1", True), ("a" * 128, True), ("a" * 129, False), ("a b", False)])
+@pytest.mark.parametrize(
+    ("given", "is_kept"), [("mine-1", True), ("a" * 128, True), ("a" * 129, False), ("a b", False)]
+)
 def test_a_harmless_request_id_is_echoed(given: str, is_kept: bool) -> None:
     async def run() -> Any:
         async with fake_server() as server:
