@@ -232,7 +232,8 @@ def _to_exception(error: grpc.RpcError) -> JaxllmError:
     """Returns the error that the server meant."""
     message, code = error.details() or "", error.code()
     status = descriptors.message_class("google.rpc.Status")()
-    for key, value in error.trailing_metadata() or ():
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
         if key == _DETAILS_KEY:
             status.ParseFromString(value)
     details = {detail.type_url.rpartition(".")[2]: detail for detail in status.details}

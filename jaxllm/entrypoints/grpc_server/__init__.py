@@ -1,5 +1,6 @@
 """The gRPC server, beside the HTTP one and on the same engine. Needs grpcio and protobuf (the `grpc` extra).
 
+```
     server.py               starts everything: server, interceptor, services
     inference_service.py    jaxllm.v1.Inference: text, chat, tokens
     vllm_service.py         vllm.grpc.engine.VllmEngine: the contract that gateways know
@@ -11,4 +12,5 @@
     auth.py                 the API key
     rpc.py                  methods of ours -> handlers of grpc
     descriptors.py          message classes, from protos/descriptors.binpb (scripts/build_protos makes it)
+```
 """

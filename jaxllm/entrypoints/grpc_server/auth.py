@@ -6,18 +6,20 @@ Unknown methods are refused like known ones, before a byte of the request is rea
 import hashlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
 from jaxllm.entrypoints.grpc_server import descriptors
 from jaxllm.entrypoints.grpc_server.errors import Refusal, abort_with
 
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
 _OPEN_PREFIX = f"/{descriptors.HEALTH}/"
 _SCHEME = "bearer "
 
 
-class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
     """Lets calls through that bring one of the keys, and all calls if there are no keys."""
 
     def __init__(self, api_keys: Sequence[str]) -> None:
@@ -25,9 +27,9 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> "Handler | None":
         metadata = handler_call_details.invocation_metadata
         is_open = not self._digests or handler_call_details.method.startswith(_OPEN_PREFIX)
         if is_open or self._has_key([value for key, value in metadata if key == "authorization"]):

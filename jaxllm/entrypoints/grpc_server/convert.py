@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxllm.engine.input_processor import Prompt
+from jaxllm.engine.input_processor import Prompt, TextPrompt, TokensPrompt
 from jaxllm.entrypoints.grpc_server import descriptors
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
@@ -40,18 +40,17 @@ def to_prompt(request: Any) -> Prompt:
     Raises:
       InvalidRequestError: It has none.
     """
+    prompt: TextPrompt | TokensPrompt
     match request.WhichOneof("prompt"):
         case "text":
-            return with_salt({"prompt": request.text}, request.cache_salt)
+            prompt = {"prompt": request.text}
         case "token_ids":
-            return with_salt({"prompt_token_ids": list(request.token_ids.ids)}, request.cache_salt)
-    raise InvalidRequestError("a request needs a prompt: set text or token_ids", "prompt")
-
-
-def with_salt(prompt: Any, cache_salt: str) -> Prompt:
-    """Returns a prompt dict with the salt in it, if there is one."""
-    salted: Prompt = {**prompt, "cache_salt": cache_salt} if cache_salt else prompt
-    return salted
+            prompt = {"prompt_token_ids": list(request.token_ids.ids)}
+        case _:
+            raise InvalidRequestError("a request needs a prompt: set text or token_ids", "prompt")
+    if request.cache_salt:
+        prompt["cache_salt"] = request.cache_salt
+    return prompt
 
 
 def to_messages(messages: Sequence[Any]) -> list[dict[str, str]]:

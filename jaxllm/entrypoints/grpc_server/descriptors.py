@@ -38,10 +38,25 @@ def service(full_name: str) -> ServiceDescriptor:
 
 
 def file_by_name(name: str) -> FileDescriptor:
-    """Raises: KeyError: There is no such file."""
+    """Returns a file of the set, such as "jaxllm.proto".
+
+    Raises:
+      KeyError: There is none of that name.
+    """
     return _POOL.FindFileByName(name)
 
 
 def file_containing(symbol: str) -> FileDescriptor:
-    """Raises: KeyError: No file declares `symbol`, a full name."""
-    return _POOL.FindFileContainingSymbol(symbol)
+    """Returns the file that declares a message, an enum, a service, or a method "package.Service.Method".
+
+    Raises:
+      KeyError: No file declares it.
+    """
+    try:
+        return _POOL.FindFileContainingSymbol(symbol)
+    except KeyError:  # it may be a method: those aren't looked up
+        service_name, _, method = symbol.rpartition(".")
+        found = _POOL.FindServiceByName(service_name)
+        if method not in found.methods_by_name:
+            raise
+        return found.file

@@ -17,7 +17,6 @@ import grpc
 
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.engine.input_processor import Prompt
-from jaxllm.entrypoints.admission import QueueFullError, Ticket
 from jaxllm.entrypoints.grpc_server.errors import Refusal
 from jaxllm.entrypoints.grpc_server.rpc import request_id_of
 from jaxllm.entrypoints.grpc_server.settings import GrpcSettings
@@ -42,8 +41,10 @@ class EngineDoor:
         self.last_output_time = 0.0
         self._start_time_s = time.monotonic()
         self._counter = itertools.count()
-        self._live: dict[str, list[str]] = {}  # the caller's name -> the engine's names
-        self._is_closed = False
+        # The caller's name -> the engine's name -> the task that runs the call.
+        self._live: dict[str, dict[str, asyncio.Task[Any]]] = {}
+        self._is_closed = False  # no new requests
+        self._is_over = False  # no requests at all
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -77,13 +78,7 @@ class EngineDoor:
                 metadata={"phase": phase} | {key: f"{value:g}" for key, value in numbers.items() if value is not None},
             )
         if phase == "draining":
-            raise Refusal(
-                grpc.StatusCode.UNAVAILABLE,
-                "DRAINING",
-                "the server is shutting down and takes no further request",
-                retry_after_s=_RETRY_LOADING_S,
-                metadata={"phase": phase},
-            )
+            raise _draining("the server is shutting down and takes no further request")
         if phase == "dead":
             message = "the engine has stopped; no request can be answered any more"
             raise Refusal(grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD", message, metadata={"phase": phase})
@@ -111,12 +106,14 @@ class EngineDoor:
         """Yields what AsyncLLMEngine.generate does, under the caller's name. Closing it aborts the request.
 
         Raises:
-          Refusal: The engine takes no request now, or the queue is full.
+          Refusal: The engine takes no request now.
+          QueueFullError: Too many wait.
+          JaxllmError: What AsyncLLMEngine.generate raises.
         """
         self.check_ready()
         self._check_priority(priority)
         engine_id = f"grpc-{next(self._counter)}-{name}"
-        with self._admit(params.n) as ticket:
+        with self.settings.admission.admit(params.n) as ticket:
             self._enter(name, engine_id)
             try:
                 outputs = self.engine.generate(prompt, params, engine_id, priority=priority, final_only=final_only)
@@ -125,6 +122,10 @@ class EngineDoor:
                         ticket.start()
                         self.last_output_time = time.time()
                         yield output
+            except asyncio.CancelledError:
+                if not self._is_over:  # the caller has gone, or his deadline passed
+                    raise
+                raise _draining("the server shut down before the request was finished") from None
             finally:
                 self._leave(name, engine_id)
 
@@ -135,37 +136,45 @@ class EngineDoor:
         return live
 
     async def close(self, grace_s: float) -> None:
-        """Takes no further request, and waits until those that run have ended, but not longer than `grace_s`."""
+        """Takes no further request, waits up to `grace_s` for those that run, and refuses the rest."""
         self._is_closed = True
         await self.wait_idle(grace_s)
+        self._is_over = True
+        for tasks in self._live.values():
+            for task in tasks.values():
+                task.cancel()
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Waits until no request runs that came in here, but not longer than `timeout_s`."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), timeout_s)
 
-    def _admit(self, num_sequences: int) -> Ticket:
-        try:
-            return self.settings.admission.admit(num_sequences)
-        except QueueFullError as error:
-            raise Refusal(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", str(error), retry_after_s=error.retry_after_s
-            ) from None
-
     def _check_priority(self, priority: int) -> None:
         if priority and self.engine.config.scheduler.policy != "priority":
             raise InvalidRequestError("priority needs a server that was started with --policy priority", "priority")
 
     def _enter(self, name: str, engine_id: str) -> None:
-        self._live.setdefault(name, []).append(engine_id)
+        task = asyncio.current_task()
+        assert task is not None
+        self._live.setdefault(name, {})[engine_id] = task
         self._is_idle.clear()
 
     def _leave(self, name: str, engine_id: str) -> None:
-        self._live[name].remove(engine_id)
+        del self._live[name][engine_id]
         if not self._live[name]:
             del self._live[name]
         if not self._live:
             self._is_idle.set()
+
+
+def _draining(message: str) -> Refusal:
+    return Refusal(
+        grpc.StatusCode.UNAVAILABLE,
+        "DRAINING",
+        message,
+        retry_after_s=_RETRY_LOADING_S,
+        metadata={"phase": "draining"},
+    )
 
 
 def new_request_id(request: Any, context: grpc.aio.ServicerContext) -> str:

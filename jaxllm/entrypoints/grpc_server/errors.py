@@ -8,8 +8,17 @@ from typing import Any, NoReturn
 
 import grpc
 
+from jaxllm.entrypoints.admission import QueueFullError
 from jaxllm.entrypoints.grpc_server import descriptors
-from jaxllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, JaxllmError, ModelLoadError
+from jaxllm.exceptions import (
+    ConfigError,
+    DeviceError,
+    EngineDeadError,
+    InvalidRequestError,
+    JaxllmError,
+    ModelLoadError,
+    RequestFailedError,
+)
 from jaxllm.logger import get_logger
 
 DOMAIN = "jaxllm"
@@ -53,25 +62,41 @@ class Refusal(Exception):
         self.metadata = metadata or {}
 
 
-# Error -> status code and reason. The first line that fits counts; their messages are ours and may be shown.
-TABLE: dict[type[JaxllmError], tuple[grpc.StatusCode, str]] = {
-    InvalidRequestError: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-    EngineDeadError: (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD"),
-    ModelLoadError: (grpc.StatusCode.UNAVAILABLE, "MODEL_LOAD_FAILED"),
-    ConfigError: (grpc.StatusCode.UNAVAILABLE, "MODEL_LOAD_FAILED"),
+_ENGINE_DEAD = "the engine has stopped; no request can be answered any more"
+_INTERNAL = "internal error; the server's log says more"
+
+# Error -> status code, reason, and what clients read; None shows the error's own message, which is about the request.
+TABLE: dict[type[JaxllmError], tuple[grpc.StatusCode, str, str | None]] = {
+    InvalidRequestError: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", None),
+    QueueFullError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", None),
+    RequestFailedError: (grpc.StatusCode.INTERNAL, "REQUEST_FAILED", "the engine failed at this request"),
+    EngineDeadError: (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD", _ENGINE_DEAD),
+    DeviceError: (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD", _ENGINE_DEAD),
+    ModelLoadError: (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD", _ENGINE_DEAD),
+    ConfigError: (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD", _ENGINE_DEAD),
 }
 
 
 def to_refusal(error: Exception) -> Refusal:
-    """Returns what a client is told of an error; an error that isn't in the table is logged."""
+    """Returns what a client is told of an error; an error that isn't about a request of his is logged."""
     if isinstance(error, Refusal):
         return error
-    for kind, (code, reason) in TABLE.items():
+    for kind, (code, reason, message) in TABLE.items():
         if isinstance(error, kind):
-            field = error.param if isinstance(error, InvalidRequestError) else None
-            return Refusal(code, reason, _one_line(error), field=field)
+            return _known_refusal(error, code, reason, message)
     _logger.error("a call failed", exc_info=error)
-    return Refusal(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the server's log says more")
+    return Refusal(grpc.StatusCode.INTERNAL, "INTERNAL", _INTERNAL)
+
+
+def _known_refusal(error: Exception, code: grpc.StatusCode, reason: str, message: str | None) -> Refusal:
+    if code is grpc.StatusCode.INTERNAL:
+        _logger.error("a request failed", exc_info=error)
+    field = None
+    if isinstance(error, InvalidRequestError):
+        field = error.param
+        reason = error.code.upper() if error.code is not None else reason
+    retry_after_s = error.retry_after_s if isinstance(error, QueueFullError) else None
+    return Refusal(code, reason, message or " ".join(str(error).split()), field=field, retry_after_s=retry_after_s)
 
 
 async def abort_with(context: grpc.aio.ServicerContext, refusal: Refusal, request_id: str = "") -> NoReturn:
@@ -96,7 +121,3 @@ def status_of(refusal: Refusal, request_id: str = "") -> Any:
     if request_id:
         status.details.add().Pack(_RequestInfo(request_id=request_id))
     return status
-
-
-def _one_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

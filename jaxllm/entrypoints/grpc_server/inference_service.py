@@ -83,7 +83,9 @@ class InferenceService:
         params = convert.to_sampling_params(request.sampling_params, {"max_tokens": None})
         if params.prompt_logprobs is not None:
             raise InvalidRequestError("prompt_logprobs can be had of Generate only", "prompt_logprobs")
-        prompt = convert.with_salt(await self._chat_prompt(request), request.cache_salt)
+        prompt = await self._chat_prompt(request)
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
         name = new_request_id(request, context)
         async with aclosing(self._run(request, prompt, params, name, final_only)) as pieces:
             async for output, news in pieces:

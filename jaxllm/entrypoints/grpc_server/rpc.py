@@ -98,11 +98,10 @@ async def _refuse(error: Exception, request: Any, context: grpc.aio.ServicerCont
 def _unimplemented(method: MethodDescriptor) -> Method:
     refusal = Refusal(grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"{method.name} isn't implemented by jaxllm")
 
-    async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
+    async def refuse(request: Any, context: grpc.aio.ServicerContext) -> Any:
         raise refusal
 
     async def refuse_stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        raise refusal
-        yield
+        yield await refuse(request, context)
 
     return refuse_stream if method.server_streaming else refuse

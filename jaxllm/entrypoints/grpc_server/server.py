@@ -30,6 +30,8 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
+# Answered requests still have to send their status; a client may also hold a stream open that never ends.
+_LAST_WORDS_S = 0.5
 _logger = get_logger(__name__)
 
 
@@ -41,7 +43,12 @@ class GrpcServerHandle:
     """
 
     def __init__(
-        self, server: grpc.aio.Server, port: int, door: EngineDoor, health: HealthService, following: "asyncio.Task[None]"
+        self,
+        server: grpc.aio.Server,
+        port: int,
+        door: EngineDoor,
+        health: HealthService,
+        following: "asyncio.Task[None]",
     ) -> None:
         self.port = port
         self._server = server
@@ -51,10 +58,10 @@ class GrpcServerHandle:
 
     async def stop(self, grace_s: float) -> None:
         """Says NOT_SERVING, refuses what comes, waits up to `grace_s` for what runs, and ends the rest."""
-        self._health.close()
+        await self._health.close()
         await self._door.close(grace_s)
         self._following.cancel()
-        await self._server.stop(None)
+        await self._server.stop(_LAST_WORDS_S)
 
 
 async def start_grpc_server(engine: AsyncLLMEngine, settings: GrpcSettings) -> GrpcServerHandle:

@@ -129,9 +129,9 @@ def _output_logprobs(completion: CompletionOutput, num_top: int | None) -> Any:
 def _input_logprobs(output: RequestOutput, num_top: int | None) -> Any:
     if output.prompt_logprobs is None or num_top is None:
         return None
-    pairs = list(zip(output.prompt_token_ids, output.prompt_logprobs, strict=True))
+    pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
     return _InputLogProbs(
-        token_logprobs=[{} if position is None else {"value": position[token_id].logprob} for token_id, position in pairs],
+        token_logprobs=[{"value": None if position is None else position[token].logprob} for token, position in pairs],
         token_ids=output.prompt_token_ids,
         top_logprobs=_top_logprobs(output.prompt_logprobs, num_top),
     )
