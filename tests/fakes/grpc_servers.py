@@ -37,7 +37,12 @@ class RunningServer:
         self.engine: AsyncLLMEngine = self.run(self._make_engine(load))
         fields = {"port": 0, "model": "fake.gguf", "served_model_names": ["fake", "also-fake"], **settings}
         fields.setdefault("admission", AdmissionControl(None))
-        self.handle: GrpcServerHandle = self.run(start_grpc_server(self.engine, GrpcSettings(**fields)))
+        self.settings = GrpcSettings(**fields)
+        try:
+            self.handle: GrpcServerHandle = self.run(start_grpc_server(self.engine, self.settings))
+        except BaseException:
+            self._close_engine()
+            raise
         self.address = f"127.0.0.1:{self.handle.port}"
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 60) -> T:
@@ -53,6 +58,9 @@ class RunningServer:
 
     def close(self) -> None:
         self.run(self.handle.stop(0))
+        self._close_engine()
+
+    def _close_engine(self) -> None:
         self.run(self.engine.shutdown())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -41,8 +41,7 @@ class EngineDoor:
         self.last_output_time = 0.0
         self._start_time_s = time.monotonic()
         self._counter = itertools.count()
-        # The caller's name -> the engine's name -> the task that runs the call.
-        self._live: dict[str, dict[str, asyncio.Task[Any]]] = {}
+        self._live: dict[str, list[str]] = {}  # the caller's name -> the engine's names
         self._is_closed = False  # no new requests
         self._is_over = False  # no requests at all
         self._is_idle = asyncio.Event()
@@ -121,11 +120,9 @@ class EngineDoor:
                     async for output in outputs:
                         ticket.start()
                         self.last_output_time = time.time()
+                        if self._is_over and _is_aborted(output):
+                            raise _draining("the server shut down before the request was finished")
                         yield output
-            except asyncio.CancelledError:
-                if not self._is_over:  # the caller has gone, or his deadline passed
-                    raise
-                raise _draining("the server shut down before the request was finished") from None
             finally:
                 self._leave(name, engine_id)
 
@@ -140,9 +137,7 @@ class EngineDoor:
         self._is_closed = True
         await self.wait_idle(grace_s)
         self._is_over = True
-        for tasks in self._live.values():
-            for task in tasks.values():
-                task.cancel()
+        await self.abort(list(self._live))
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Waits until no request runs that came in here, but not longer than `timeout_s`."""
@@ -154,17 +149,19 @@ class EngineDoor:
             raise InvalidRequestError("priority needs a server that was started with --policy priority", "priority")
 
     def _enter(self, name: str, engine_id: str) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._live.setdefault(name, {})[engine_id] = task
+        self._live.setdefault(name, []).append(engine_id)
         self._is_idle.clear()
 
     def _leave(self, name: str, engine_id: str) -> None:
-        del self._live[name][engine_id]
+        self._live[name].remove(engine_id)
         if not self._live[name]:
             del self._live[name]
         if not self._live:
             self._is_idle.set()
+
+
+def _is_aborted(output: RequestOutput) -> bool:
+    return any(completion.finish_reason == "abort" for completion in output.outputs)
 
 
 def _draining(message: str) -> Refusal:
