@@ -8,11 +8,11 @@ import asyncio
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import Literal
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.core_link import Connect, OnMessage
 from jaxllm.engine.core_messages import (
     AbortRequests,
     AddRequest,
@@ -21,31 +21,11 @@ from jaxllm.engine.core_messages import (
     FromCore,
     LoadProgress,
     Ready,
-    ToCore,
     UtilityCall,
     UtilityResult,
 )
 from jaxllm.exceptions import EngineDeadError, JaxllmError, from_name
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
-
-OnMessage = Callable[[FromCore], None]
-
-
-class CoreLink(Protocol):
-    """A core somewhere else. The messages that it sends come from a thread of its own; EngineFailed is the last."""
-
-    def send(self, message: ToCore) -> None:
-        """Sends without waiting. Does nothing once the core has gone.
-
-        Raises:
-          TypeError, ValueError, OverflowError: The message can't be encoded.
-        """
-
-    def shutdown(self) -> None:
-        """Ends the core and waits until it has gone, a few seconds at most. Idempotent."""
-
-
-Connect = Callable[[EngineConfig, OnMessage], CoreLink]
 
 
 class AsyncMPClient:

@@ -1,13 +1,13 @@
 """Prompt and sampling parameters in, EngineCoreRequest out: tokenize, check, fill in.
 
-This is the one gate: whatever passes here can't break the engine. It knows how much the KV cache holds, to fill in
-max_tokens; what was asked for and doesn't fit is the scheduler's to refuse.
+This is the one gate: whatever passes here can't break the engine, and can run, alone if need be. The core may be in
+another process, too late to refuse.
 """
 
 import itertools
 import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
@@ -16,6 +16,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.messages import EngineCoreRequest, KVCacheInfo
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduler.admission import Admission
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 
@@ -63,6 +64,7 @@ class InputProcessor:
         self._kv_cache_len = (kv_cache_info.num_device_blocks - 1) * kv_cache_info.block_size
         self._seeds = random.Random(config.seed)
         self._counter = itertools.count()
+        self._admission = Admission(config.scheduler, kv_cache_info)
 
     def process(
         self,
@@ -88,7 +90,8 @@ class InputProcessor:
         params.validate()
         for stop in params.stop_strings:
             _check_text("stop", stop)
-        self._check_stop_token_ids(params)
+        self._check_token_ids("stop_token_ids", params.stop_token_ids or ())
+        self._check_token_ids("logit_bias", params.logit_bias or ())
         text, ids, cache_salt = _split_prompt(prompt)
         token_ids = self._tokenize(text, ids)
         core_request = EngineCoreRequest(
@@ -102,6 +105,7 @@ class InputProcessor:
             priority=priority,
             cache_salt=cache_salt,
         )
+        self._admission.check(core_request)
         return ProcessedRequest(core_request, text)
 
     def _tokenize(self, text: str | None, ids: Any) -> list[int]:
@@ -152,11 +156,11 @@ class InputProcessor:
             "context_length_exceeded",
         )
 
-    def _check_stop_token_ids(self, params: SamplingParams) -> None:
-        for token_id in params.stop_token_ids or ():
+    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
             if token_id >= self._vocab_size:
                 raise InvalidRequestError(
-                    f"stop_token_ids must be in [0, {self._vocab_size}), got {token_id}", "stop_token_ids"
+                    f"{name} must hold token ids in [0, {self._vocab_size}), got {token_id}", name
                 )
 
     def _clipped_max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:

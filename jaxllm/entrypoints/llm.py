@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from jaxllm.engine.input_processor import Prompt
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.llm_engine import DEFAULT_ENGINE_PROCESS, EngineProcess, LLMEngine
 from jaxllm.engine_args import DEFAULT_MODEL, EngineArgs
 from jaxllm.entrypoints.offline_runner import OfflineRunner, chat_prompt
 from jaxllm.entrypoints.progress import ProgressBar
@@ -36,9 +36,11 @@ class LLM:
       ModelLoadError: The model can't be found, read or run.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, **engine_args: Any) -> None:
+    def __init__(
+        self, model: str = DEFAULT_MODEL, engine_process: EngineProcess = DEFAULT_ENGINE_PROCESS, **engine_args: Any
+    ) -> None:
         _check_names(engine_args)
-        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args))
+        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args), engine_process)
         self._runner = OfflineRunner(self.llm_engine)
 
     def generate(

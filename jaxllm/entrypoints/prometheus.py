@@ -115,7 +115,9 @@ class PrometheusMetrics:
 
     def _make_histograms(self, lens: Sequence[int]) -> None:
         add = self._histogram
-        self._first_token = add("vllm:time_to_first_token_seconds", "From arrival to first token.", _FIRST_TOKEN_BUCKETS)
+        self._first_token = add(
+            "vllm:time_to_first_token_seconds", "From arrival to first token.", _FIRST_TOKEN_BUCKETS
+        )
         self._inter_token = add("vllm:inter_token_latency_seconds", "Between two tokens.", _TOKEN_BUCKETS)
         self._per_token = add(
             "vllm:request_time_per_output_token_seconds", "A request's mean time between tokens.", _TOKEN_BUCKETS
@@ -183,7 +185,9 @@ class _SchedulerCollector:
         yield self._gauge("vllm:num_requests_running", "Requests in the batch.", stats.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
         reasons = {"capacity": stats.num_waiting, "deferred": 0}
-        yield self._gauges_by("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", "reason", reasons)
+        yield self._gauges_by(
+            "vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", "reason", reasons
+        )
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", used / num_blocks)
         yield self._gauge("jaxllm:num_requests_swapped", "Requests in host memory.", stats.num_swapped)
         blocks = {"free": stats.num_free_blocks, "used": used}
@@ -200,7 +204,9 @@ class _SchedulerCollector:
             ("jaxllm:swapped_in_blocks", "Blocks swapped back.", stats.num_swapped_in_blocks),
         ):
             yield self._counter(name, text, value)
-        compiles = CounterMetricFamily("jaxllm:xla_compiles", "Programs compiled, by phase.", labels=(*_LABELS, "phase"))
+        compiles = CounterMetricFamily(
+            "jaxllm:xla_compiles", "Programs compiled, by phase.", labels=(*_LABELS, "phase")
+        )
         counts = {
             "warmup": self._kv_cache_info.num_warmup_compiles,
             "serving": 0 if self.info is None else self.info.num_compiles,

@@ -26,7 +26,7 @@ def echo(request: EngineCoreRequest, index: int) -> list[int]:
 def make_llm(monkeypatch: pytest.MonkeyPatch) -> MakeLLM:
     def make(script: Script | str = echo) -> tuple[LLM, ScriptedClient]:
         engine, client = scripted_engine(script)
-        monkeypatch.setattr(LLMEngine, "from_engine_args", lambda args: engine)
+        monkeypatch.setattr(LLMEngine, "from_engine_args", lambda args, engine_process: engine)
         return LLM(), client
 
     return make
@@ -156,7 +156,7 @@ def test_engine_arguments_are_keywords(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = scripted_engine("x")
     seen: list[EngineArgs] = []
 
-    def make(args: EngineArgs) -> LLMEngine:
+    def make(args: EngineArgs, engine_process: str) -> LLMEngine:
         seen.append(args)
         return engine
 

@@ -64,6 +64,9 @@ class ScriptedClient(EngineCoreClient):
         self.calls.append(("reset_prefix_cache",))
         return not self._live
 
+    def get_stats(self) -> SchedulerStats:
+        return STATS
+
     def get_output(self) -> EngineCoreOutputs:
         return EngineCoreOutputs([self._advance(request) for request in list(self._live.values())], STATS)
 

@@ -99,6 +99,15 @@ def usage(outputs: Iterable[RequestOutput], hides_tokens: bool = False) -> dict[
     }
 
 
+def running_usage(num_prompt_tokens: int, num_generated_tokens: int) -> dict[str, int]:
+    """Returns the usage so far that a stream's chunk may carry."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_generated_tokens,
+        "total_tokens": num_prompt_tokens + num_generated_tokens,
+    }
+
+
 def _by_text(position: PositionLogprobs) -> dict[str, float]:
     """Returns text -> log probability; of two tokens with the same text the likelier one stays."""
     found: dict[str, float] = {}

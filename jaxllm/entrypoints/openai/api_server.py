@@ -14,6 +14,7 @@ import jaxllm
 from jaxllm.entrypoints.openai.body import read_body
 from jaxllm.entrypoints.openai.disconnect import while_connected
 from jaxllm.entrypoints.openai.errors import ApiError, to_api_error
+from jaxllm.entrypoints.openai.metrics_page import MetricsPage
 from jaxllm.entrypoints.openai.probes import Probes
 from jaxllm.entrypoints.openai.protocol import (
     ChatCompletionRequest,
@@ -27,7 +28,6 @@ from jaxllm.entrypoints.openai.serving_completion import CompletionService
 from jaxllm.entrypoints.openai.serving_engine import ServingEngine
 from jaxllm.entrypoints.openai.serving_models import ModelService
 from jaxllm.entrypoints.openai.serving_tokens import TokenService
-from jaxllm.entrypoints.prometheus import PrometheusMetrics
 
 Body = TypeVar("Body", bound=BaseModel)
 _BODIES: dict[str, type[BaseModel]] = {
@@ -39,14 +39,14 @@ _BODIES: dict[str, type[BaseModel]] = {
 _STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def build_app(serving: ServingEngine, metrics: PrometheusMetrics) -> FastAPI:
+def build_app(serving: ServingEngine, page: MetricsPage) -> FastAPI:
     """Returns the application, without the gate in front of it."""
     app = FastAPI(title="jaxllm", version=jaxllm.__version__, redoc_url=None)
     app.add_exception_handler(HTTPException, _on_http_error)
     _add_probes(app, Probes(serving))
     _add_generation(app, serving)
     _add_tokens(app, TokenService(serving))
-    _add_facts(app, serving, metrics)
+    _add_facts(app, serving, page)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 
@@ -67,7 +67,7 @@ def _add_tokens(app: FastAPI, tokens: TokenService) -> None:
     _add_post(app, "/detokenize", DetokenizeRequest, tokens.detokenize)
 
 
-def _add_facts(app: FastAPI, serving: ServingEngine, metrics: PrometheusMetrics) -> None:
+def _add_facts(app: FastAPI, serving: ServingEngine, page: MetricsPage) -> None:
     models = ModelService(serving)
 
     @app.get("/v1/models")
@@ -88,7 +88,7 @@ def _add_facts(app: FastAPI, serving: ServingEngine, metrics: PrometheusMetrics)
 
     @app.get("/metrics")
     async def get_metrics() -> Response:
-        return Response(metrics.to_text(), media_type=metrics.CONTENT_TYPE)
+        return await _answer(page.get())
 
 
 def _add_post(
@@ -133,4 +133,3 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
         app.openapi_schema = document
     return app.openapi_schema
-

@@ -7,7 +7,7 @@ What a client reads comes from our own messages: no exception's repr, path or ad
 
 from typing import Any
 
-from jaxllm.exceptions import EngineDeadError, InvalidRequestError, JaxllmError
+from jaxllm.exceptions import EngineDeadError, InvalidRequestError, JaxllmError, RequestFailedError
 from jaxllm.logger import get_logger
 
 _logger = get_logger(__name__)
@@ -66,8 +66,10 @@ def to_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, InvalidRequestError):
         return ApiError(400, _one_line(error), error.param, error.code)
+    if isinstance(error, RequestFailedError):
+        return ApiError(500, "the engine failed at this request; others go on", code="request_failed")
     if isinstance(error, EngineDeadError):
-        return ApiError(503, "the engine has stopped; no request can be answered any more", code="engine_dead")
+        return ApiError(503, "the engine stopped before this request was answered", code="engine_dead")
     _logger.error("a request failed", exc_info=error)
     return ApiError(500, "internal error; the server's log says more", code="internal_error")
 

@@ -14,6 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxllm.entrypoints.openai.errors import ApiError
 from jaxllm.entrypoints.openai.responses import error_response
+from jaxllm.logger import get_logger
+
+_logger = get_logger(__name__)
 
 PROBES = frozenset(("/live", "/ready", "/health"))
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -28,10 +31,18 @@ class Gate:
       api_keys: A request must bring one of them as `Authorization: Bearer KEY`; none lets everybody in.
       allowed_hosts: Names that a Host header may have, None for any. Without keys it keeps web pages out that let
         their own names point at this machine.
+      logs_requests: Whether each answer makes a log line, without anything of the request's body.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], allowed_hosts: Iterable[str] | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        api_keys: Sequence[str],
+        allowed_hosts: Iterable[str] | None,
+        logs_requests: bool = False,
+    ) -> None:
         self._app = app
+        self._logs_requests = logs_requests
         self._key_digests = [sha256(key.encode()).digest() for key in api_keys]
         self._allowed_hosts = None if allowed_hosts is None else frozenset(host.lower() for host in allowed_hosts)
 
@@ -47,6 +58,9 @@ class Gate:
                 elapsed_ms = int((time.monotonic() - start_s) * 1000)
                 marks = [(b"x-request-id", request_id), (b"openai-processing-ms", str(elapsed_ms).encode())]
                 message = {**message, "headers": [*message["headers"], *marks]}
+                if self._logs_requests:
+                    parts = (request_id.decode(), scope["method"], scope["path"], message["status"], elapsed_ms)
+                    _logger.info("%s: %s %.200s: %d after %d ms", *parts)
             await send(message)
 
         error = None if scope["path"] in PROBES else self._refusal(scope)

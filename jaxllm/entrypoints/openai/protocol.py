@@ -8,9 +8,10 @@ nothing (`neutral_fields`).
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-_PROMPT_SCHEMA = {
+_PROMPT_SCHEMA: JsonDict = {
     "anyOf": [
         {"type": "string", "minLength": 1},
         {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},

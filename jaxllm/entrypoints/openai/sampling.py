@@ -5,9 +5,8 @@ from typing import Any
 
 from jaxllm.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from jaxllm.exceptions import InvalidRequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 
-_MAX_LOGIT_BIAS = 100.0  # stronger biases act as this one, as elsewhere
 _SHARED = (
     "n",
     "temperature",
@@ -95,5 +94,5 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
     for name, value in given.items():
         if not name.isascii() or not name.isdecimal() or len(name) > 10:
             raise InvalidRequestError(f"logit_bias's keys must be token ids, got {name!r:.80}", "logit_bias")
-        bias[int(name)] = min(max(value, -_MAX_LOGIT_BIAS), _MAX_LOGIT_BIAS)
+        bias[int(name)] = min(max(value, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)  # stronger ones act as this, as elsewhere
     return bias

@@ -8,7 +8,14 @@ from typing import Any
 from starlette.responses import Response
 
 from jaxllm.engine.input_processor import TokensPrompt
-from jaxllm.entrypoints.openai.answer_parts import Delta, SequenceCursor, chat_logprobs, prompt_logprobs, usage
+from jaxllm.entrypoints.openai.answer_parts import (
+    Delta,
+    SequenceCursor,
+    chat_logprobs,
+    prompt_logprobs,
+    running_usage,
+    usage,
+)
 from jaxllm.entrypoints.openai.chat_prompts import render_prompt
 from jaxllm.entrypoints.openai.protocol import ChatCompletionRequest
 from jaxllm.entrypoints.openai.responses import json_response
@@ -137,12 +144,7 @@ class _ChatStream:
         choice = {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         chunk: dict[str, Any] = {"choices": [choice]}
         if self._has_running_usage:
-            num_prompt, num_tokens = len(output.prompt_token_ids), len(sequence.token_ids)
-            chunk["usage"] = {
-                "prompt_tokens": num_prompt,
-                "completion_tokens": num_tokens,
-                "total_tokens": num_prompt + num_tokens,
-            }
+            chunk["usage"] = running_usage(len(output.prompt_token_ids), len(sequence.token_ids))
         return chunk
 
 

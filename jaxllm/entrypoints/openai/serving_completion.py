@@ -1,22 +1,28 @@
 """POST /v1/completions: prompts in, text out, whole or as a stream. Knows bodies and answers, no HTTP."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from jaxllm.engine.input_processor import Prompt
-from jaxllm.entrypoints.openai.answer_parts import CompletionLogprobs, SequenceCursor, prompt_logprobs, usage
+from jaxllm.engine.input_processor import Prompt, TextPrompt, TokensPrompt
+from jaxllm.entrypoints.openai.answer_parts import (
+    CompletionLogprobs,
+    Delta,
+    SequenceCursor,
+    prompt_logprobs,
+    running_usage,
+    usage,
+)
 from jaxllm.entrypoints.openai.protocol import CompletionRequest
 from jaxllm.entrypoints.openai.responses import json_response
 from jaxllm.entrypoints.openai.sampling import completion_params
 from jaxllm.entrypoints.openai.serving_engine import MAX_PROMPTS, IndexedOutput, ServingEngine, answer_id
 from jaxllm.entrypoints.openai.sse import EventStream, event
 from jaxllm.exceptions import InvalidRequestError
-from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 
@@ -49,14 +55,17 @@ class CompletionService:
         return json_response({**head, **answer.whole(outputs)})
 
     async def _prompt(self, prompt: str | list[int], request: CompletionRequest) -> Prompt:
-        salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
+        made: TextPrompt | TokensPrompt
         if not isinstance(prompt, str):
-            return {"prompt_token_ids": prompt, **salt}
-        if request.add_special_tokens is not False:
-            return {"prompt": prompt, **salt}
-        tokenizer = self._serving.engine.tokenizer
-        ids = await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens=False)
-        return {"prompt": prompt, "prompt_token_ids": ids, **salt}
+            made = {"prompt_token_ids": prompt}
+        elif request.add_special_tokens is False:
+            ids = await self._serving.engine.encode(prompt, add_special_tokens=False)
+            made = {"prompt": prompt, "prompt_token_ids": ids}
+        else:
+            made = {"prompt": prompt}
+        if request.cache_salt is not None:
+            made["cache_salt"] = request.cache_salt
+        return made
 
 
 async def _events(
@@ -86,106 +95,97 @@ class _Answer:
         self.includes_usage = options is not None and bool(options.include_usage)
         self._has_running_usage = options is not None and bool(options.continuous_usage_stats)
 
-    def usage(self, outputs: Any) -> dict[str, Any]:
+    def usage(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         return usage(outputs, self._hides_tokens)
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Returns all choices of finished outputs, one a prompt, and the usage."""
         choices = []
         for prompt_index, output in enumerate(outputs):
             for sequence in output.outputs:
-                choice = self._choices[prompt_index * self._n + sequence.index]
-                content = self._content(choice, output, sequence)
-                choices.append(
-                    {
-                        "index": prompt_index * self._n + sequence.index,
-                        **content,
-                        "finish_reason": sequence.finish_reason,
-                        "stop_reason": sequence.stop_reason,
-                    }
-                )
+                index = prompt_index * self._n + sequence.index
+                content = self._news(self._choices[index], output, sequence).content
+                end = {"finish_reason": sequence.finish_reason, "stop_reason": sequence.stop_reason}
+                choices.append({"index": index, **content, **end})
                 if self._request.prompt_logprobs is not None:
                     choices[-1]["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return {"choices": choices, "usage": self.usage(outputs)}
 
-    def chunks(self, prompt_index: int, output: RequestOutput) -> list[dict[str, Any]]:
-        """Returns what is new in one prompt's output: text as it comes, each sequence's end in a chunk of its own."""
-        if self._waits_for_prompt(output):
-            return []
-        found = []
+    def chunks(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """Yields what is new in one prompt's output: text as it comes, each sequence's end in a chunk of its own."""
+        scores = output.prompt_logprobs
+        if scores is not None and len(scores) < len(output.prompt_token_ids) and not output.finished:
+            return  # an echo's log probabilities are still being computed
         for sequence in output.outputs:
             index = prompt_index * self._n + sequence.index
             choice = self._choices[index]
             if choice.cursor.is_finished:
                 continue
-            content = self._content(choice, output, sequence)
-            is_worth_sending = choice.has_news or content["text"]
-            if is_worth_sending:
-                found.append(self._chunk(output, sequence, {"index": index, **content, "finish_reason": None}))
+            news = self._news(choice, output, sequence)
+            if news.is_worth_sending:
+                yield self._chunk(output, sequence, {"index": index, **news.content, "finish_reason": None})
             if sequence.finished:
                 choice.cursor.is_finished = True
-                end = {"index": index, "text": "", "logprobs": None, "finish_reason": sequence.finish_reason}
-                found.append(self._chunk(output, sequence, {**end, "stop_reason": sequence.stop_reason}))
-        return found
+                end = {"finish_reason": sequence.finish_reason, "stop_reason": sequence.stop_reason}
+                yield self._chunk(output, sequence, {"index": index, "text": "", "logprobs": None, **end})
 
     def _chunk(self, output: RequestOutput, sequence: CompletionOutput, choice: dict[str, Any]) -> dict[str, Any]:
         chunk: dict[str, Any] = {"choices": [choice]}
         if self._has_running_usage:
             num_tokens = 0 if self._hides_tokens else len(sequence.token_ids)
-            num_prompt = len(output.prompt_token_ids)
-            chunk["usage"] = {
-                "prompt_tokens": num_prompt,
-                "completion_tokens": num_tokens,
-                "total_tokens": num_prompt + num_tokens,
-            }
+            chunk["usage"] = running_usage(len(output.prompt_token_ids), num_tokens)
         return chunk
 
-    def _waits_for_prompt(self, output: RequestOutput) -> bool:
-        """Whether an echo's log probabilities are still being computed."""
-        scores = output.prompt_logprobs
-        return scores is not None and len(scores) < len(output.prompt_token_ids) and not output.finished
-
-    def _content(self, choice: "_Choice", output: RequestOutput, sequence: CompletionOutput) -> dict[str, Any]:
-        """Returns a choice's new text, log probabilities and ids; with echo, its first ones are the prompt's."""
-        request, prompt_ids = self._request, output.prompt_token_ids
+    def _news(self, choice: "_Choice", output: RequestOutput, sequence: CompletionOutput) -> "_News":
+        """Returns a choice's new text, log probabilities and ids; with echo, the first ones are the prompt's."""
+        request = self._request
         is_first, choice.is_begun = not choice.is_begun, True
         delta = choice.cursor.advance(sequence)
-        text, ids, positions = delta.text, delta.token_ids, list(delta.logprobs)
-        # The token that completes an end has no text; it makes no chunk unless something else is to be shown.
-        choice.has_news = bool(ids) and (not sequence.finished or request.logprobs is not None)
         if self._hides_tokens:
-            text, ids, positions, choice.has_news = "", [], [], False
-        logprobs, content = None, {}
-        shown_ids = ids
+            delta = Delta("", [], [])
+        text, shown_ids, positions = delta.text, delta.token_ids, list[PositionLogprobs | None](delta.logprobs)
         if request.echo and is_first:
-            choice.has_news = True
             text = self._prompt_text(output) + text
-            if request.logprobs is not None:
-                shown_ids, positions = [*prompt_ids, *ids], [*(output.prompt_logprobs or []), *positions]
+            shown_ids = [*output.prompt_token_ids, *shown_ids]
+            positions = [*(output.prompt_logprobs or []), *positions]
+        content: dict[str, Any] = {"text": text, "logprobs": None}
         if request.logprobs is not None:
-            first_text = self._tokenizer.decode(prompt_ids[:1], skip_special_tokens=False) if is_first else ""
-            logprobs = choice.logprobs.take(shown_ids, positions, first_text)
-        content = {"text": text, "logprobs": logprobs}
+            first_text = self._token_text(output.prompt_token_ids[0]) if is_first else ""
+            content["logprobs"] = choice.logprobs.take(shown_ids, positions, first_text)
         if request.return_token_ids:
-            choice.has_news = choice.has_news or bool(ids)
-            content |= {"token_ids": ids, "prompt_token_ids": prompt_ids if is_first else None}
-        return content
+            content["token_ids"] = delta.token_ids
+            content["prompt_token_ids"] = output.prompt_token_ids if is_first else None
+        return _News(content, self._is_worth_sending(text, delta, sequence))
+
+    def _is_worth_sending(self, text: str, delta: Delta, sequence: CompletionOutput) -> bool:
+        """Whether there is anything to show. A token whose text is held back is; the end's own chunk needs no other."""
+        if text or not delta.token_ids:
+            return bool(text)
+        return not sequence.finished or self._request.logprobs is not None or bool(self._request.return_token_ids)
 
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None:
             return output.prompt
         return self._tokenizer.decode(output.prompt_token_ids, self._request.skip_special_tokens is not False)
 
+    def _token_text(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+class _News(NamedTuple):
+    content: dict[str, Any]  # of a choice
+    is_worth_sending: bool
+
 
 class _Choice:
     """What one choice has sent."""
 
-    __slots__ = ("cursor", "logprobs", "is_begun", "has_news")
+    __slots__ = ("cursor", "logprobs", "is_begun")
 
     def __init__(self) -> None:
         self.cursor = SequenceCursor()
         self.logprobs = CompletionLogprobs()
         self.is_begun = False
-        self.has_news = False
 
 
 def _prompt_list(prompt: Any) -> list[str | list[int]]:

@@ -36,6 +36,7 @@ class ServingEngine:
     Attributes:
       created: When serving began, in seconds of the wall clock.
       is_draining: Whether no new requests are taken because the server is about to end.
+      was_ready: Whether requests have ever been taken.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ServingEngine:
         self.admission = admission
         self.created = int(time.time())
         self.is_draining = False
+        self.was_ready = False
         self._uses_generation_config = uses_generation_config
 
     @property
@@ -72,7 +74,7 @@ class ServingEngine:
         status = self.engine.status()
         if self.is_draining or status.phase == "draining":
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after_s=RETRY_LOADING_S)
-        if status.phase == "loading":
+        if status.phase == "loading" or status.phase == "ready" and not self.was_ready:
             retry_after_s = RETRY_LOADING_S if status.eta_s is None else max(1, int(status.eta_s) + 1)
             raise ApiError(503, "the model is loading; see /health", code="loading", retry_after_s=retry_after_s)
         if status.phase == "dead":
@@ -117,9 +119,7 @@ class ServingEngine:
         streams = []
         for prompt in prompts:
             request_id = f"req-{uuid4().hex}"  # the client's own is a label: two clients may choose the same
-            streams.append(
-                self.engine.generate(prompt, params, request_id, priority=priority, final_only=final_only)
-            )
+            streams.append(self.engine.generate(prompt, params, request_id, priority=priority, final_only=final_only))
         return _merged(streams) if len(streams) > 1 else _numbered(streams[0], 0)
 
 
