@@ -1,6 +1,6 @@
 """jaxllm.v1 messages <-> the engine's types. Knows no engine and no call."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxllm.engine.input_processor import Prompt, TextPrompt, TokensPrompt
@@ -10,7 +10,8 @@ from jaxllm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestO
 from jaxllm.sampling_params import SamplingParams
 
 MAX_MESSAGES = 4096
-_LISTS = ("stop", "stop_token_ids")
+# What is many in a message -> what SamplingParams wants.
+_PLAIN: dict[str, Callable[[Any], Any]] = {"stop": list, "stop_token_ids": list, "logit_bias": dict}
 _Completion = descriptors.message_class("jaxllm.v1.Completion")
 _ChatChoice = descriptors.message_class("jaxllm.v1.ChatChoice")
 _PositionLogprobs = descriptors.message_class("jaxllm.v1.PositionLogprobs")
@@ -28,10 +29,12 @@ def to_sampling_params(message: Any, defaults: Mapping[str, Any]) -> SamplingPar
     Raises:
       InvalidRequestError: A field breaks its rule.
     """
-    fields: dict[str, Any] = dict(defaults)
-    for field, value in message.ListFields():  # those that are present: zeros are, in optional fields only
-        fields[field.name] = list(value) if field.name in _LISTS else value
-    return SamplingParams(**fields)
+    return SamplingParams(**{**defaults, **present_fields(message)})
+
+
+def present_fields(message: Any) -> dict[str, Any]:
+    """Returns what stands in a message of sampling parameters; zeros stand in optional fields only."""
+    return {field.name: _PLAIN.get(field.name, _same)(value) for field, value in message.ListFields()}
 
 
 def to_prompt(request: Any) -> Prompt:
@@ -112,6 +115,10 @@ def to_position_logprobs(token_id: int, position: PositionLogprobs | None, num_t
 def most_likely(position: PositionLogprobs, num_top: int) -> list[tuple[int, Logprob]]:
     """Returns the most likely tokens of a position, most likely first."""
     return sorted(position.items(), key=lambda item: item[1].rank)[:num_top]
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _common_fields(completion: CompletionOutput, num_logprobs: int | None) -> dict[str, Any]:

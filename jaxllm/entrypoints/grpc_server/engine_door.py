@@ -20,6 +20,7 @@ from jaxllm.engine.input_processor import Prompt
 from jaxllm.entrypoints.grpc_server.errors import Refusal
 from jaxllm.entrypoints.grpc_server.rpc import request_id_of
 from jaxllm.entrypoints.grpc_server.settings import GrpcSettings
+from jaxllm.entrypoints.openai.serving_engine import sampling_defaults
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
@@ -50,6 +51,11 @@ class EngineDoor:
     @property
     def model_name(self) -> str:
         return self.settings.served_model_names[0]
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Values of sampling parameters that requests leave out. The engine must be ready."""
+        return sampling_defaults(self.engine.config.generation_config) if self.settings.uses_generation_config else {}
 
     @property
     def is_ready(self) -> bool:

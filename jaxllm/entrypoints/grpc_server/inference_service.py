@@ -58,7 +58,7 @@ class InferenceService:
         self, request: Any, context: grpc.aio.ServicerContext, final_only: bool = False
     ) -> AsyncGenerator[Any, None]:
         self._check(request)
-        params = convert.to_sampling_params(request.sampling_params, {})
+        params = convert.to_sampling_params(request.sampling_params, self._door.sampling_defaults)
         prompt = convert.to_prompt(request)
         name = new_request_id(request, context)
         prompt_logprobs_of = convert.to_prompt_logprobs  # of the first reply; then nothing
@@ -80,7 +80,9 @@ class InferenceService:
         self, request: Any, context: grpc.aio.ServicerContext, final_only: bool = False
     ) -> AsyncGenerator[Any, None]:
         self._check(request)
-        params = convert.to_sampling_params(request.sampling_params, {"max_tokens": None})
+        params = convert.to_sampling_params(
+            request.sampling_params, {"max_tokens": None, **self._door.sampling_defaults}
+        )
         if params.prompt_logprobs is not None:
             raise InvalidRequestError("prompt_logprobs can be had of Generate only", "prompt_logprobs")
         prompt = await self._chat_prompt(request)
@@ -132,7 +134,8 @@ class InferenceService:
         return _AbortResponse(aborted_request_ids=await self._door.abort(request.request_ids))
 
     async def get_status(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        status, stats = self._door.engine.status(), self._door.engine.stats
+        engine = self._door.engine
+        status, stats, info = engine.status(), engine.stats, engine.kv_cache_info
         reply = _GetStatusResponse(
             phase=status.phase,
             percent=status.percent,
@@ -142,6 +145,8 @@ class InferenceService:
             model=self._door.model_name,
             uptime_s=self._door.uptime_s,
         )
+        if info is not None:
+            reply.num_blocks = reply.num_free_blocks = info.num_device_blocks - 1  # block 0 is nobody's
         if stats is not None:
             reply.num_running, reply.num_waiting = stats.num_running, stats.num_waiting
             reply.num_free_blocks = stats.num_free_blocks

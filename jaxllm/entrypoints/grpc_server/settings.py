@@ -20,6 +20,7 @@ class GrpcSettings:
       model: What the server was told to load.
       served_model_names: The names that clients may ask for; the first stands in answers.
       admission: Who may wait; shared with the HTTP server.
+      uses_generation_config: Whether the model's own sampling defaults hold for requests that bring none.
       ssl_certfile, ssl_keyfile: The server's certificate chain and key, PEM; both or none.
       ssl_ca_certs: Callers must bring a certificate signed by one of these.
     """
@@ -30,6 +31,7 @@ class GrpcSettings:
     model: str
     served_model_names: Sequence[str]
     admission: AdmissionControl
+    uses_generation_config: bool = True
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     ssl_ca_certs: Path | None = None

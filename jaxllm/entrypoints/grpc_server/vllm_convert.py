@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxllm.engine.input_processor import Prompt
 from jaxllm.entrypoints.grpc_server import descriptors
-from jaxllm.entrypoints.grpc_server.convert import most_likely
+from jaxllm.entrypoints.grpc_server.convert import most_likely, present_fields
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from jaxllm.sampling_params import SamplingParams
@@ -24,7 +24,6 @@ _UNSUPPORTED_PARAMS: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (),
     "repetition_penalty": (1.0,),
     "min_tokens": (),
-    "logit_bias": (),
     "truncate_prompt_tokens": (),
     "json_schema": (),
     "regex": (),
@@ -43,7 +42,6 @@ _UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 # Only of effect on text, which this contract doesn't return, or beside a constraint.
 _WITHOUT_EFFECT = ("spaces_between_special_tokens", "grammar_from_first_token")
-_LISTS = ("stop", "stop_token_ids")
 
 
 def to_sampling_params(message: Any) -> SamplingParams:
@@ -54,11 +52,10 @@ def to_sampling_params(message: Any) -> SamplingParams:
     """
     _refuse_unsupported(message, _UNSUPPORTED_PARAMS)
     # Text is needed only to find stop strings in it.
-    fields: dict[str, Any] = {"max_tokens": None, "skip_special_tokens": False, "detokenize": bool(message.stop)}
-    for field, value in message.ListFields():
-        if field.name not in _UNSUPPORTED_PARAMS and field.name not in _WITHOUT_EFFECT:
-            fields[field.name] = list(value) if field.name in _LISTS else value
-    return SamplingParams(**fields)
+    defaults = {"max_tokens": None, "skip_special_tokens": False, "detokenize": bool(message.stop)}
+    ignored = (*_UNSUPPORTED_PARAMS, *_WITHOUT_EFFECT)
+    given = {name: value for name, value in present_fields(message).items() if name not in ignored}
+    return SamplingParams(**{**defaults, **given})
 
 
 def to_prompt(request: Any) -> Prompt:

@@ -5,6 +5,7 @@ Not here, and answered UNIMPLEMENTED: embeddings, profiles, KV cache events (gat
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -95,11 +96,13 @@ class VllmEngineService:
             eos_token_ids=tokenizer.eos_token_ids,
             bos_token_id=tokenizer.bos_token_id,
             max_req_input_len=config.scheduler.max_model_len - 1,
+            default_sampling_params_json=json.dumps(self._door.sampling_defaults),
         )
 
     async def get_server_info(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         self._door.check_ready()
-        config = self._door.engine.config
+        config, info = self._door.engine.config, self._door.engine.kv_cache_info
+        assert info is not None
         return _GetServerInfoResponse(
             active_requests=self._door.num_requests,
             last_receive_timestamp=self._door.last_output_time,
@@ -107,18 +110,24 @@ class VllmEngineService:
             server_type="jaxllm-grpc",
             data_parallel_size=1,
             kv_cache_dtype=config.dtype,
-            block_size=config.cache.block_size,
+            block_size=info.block_size,
             model_dtype=config.dtype,
             max_num_seqs=config.scheduler.max_num_seqs,
         )
 
     async def get_loads(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         self._door.check_ready()
-        stats = await self._door.engine.get_stats()
+        stats, info = await self._door.engine.get_stats(), self._door.engine.kv_cache_info
+        assert info is not None
+        num_blocks = info.num_device_blocks - 1  # block 0 is nobody's
+        num_used = num_blocks - stats.num_free_blocks
         load = _SchedulerLoad(
             num_running_reqs=stats.num_running,
             num_waiting_reqs=stats.num_waiting + stats.num_swapped,
             num_total_reqs=stats.num_running + stats.num_waiting + stats.num_swapped,
+            num_used_tokens=num_used * info.block_size,
+            max_total_num_tokens=num_blocks * info.block_size,
+            token_usage=num_used / num_blocks,
             cache_hit_rate=stats.prefix_cache_hits / max(stats.prefix_cache_queries, 1),
             max_running_requests=self._door.engine.config.scheduler.max_num_seqs,
         )

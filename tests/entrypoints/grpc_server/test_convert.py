@@ -47,6 +47,7 @@ def test_zeros_and_absent_fields_mean_the_default() -> None:
         ("prompt_logprobs", 2),
         ("skip_special_tokens", False),
         ("include_stop_str_in_output", True),
+        ("logit_bias", {0: 1.5, 7: -100.0}),
     ],
 )
 def test_each_field_arrives(field: str, value: Any) -> None:

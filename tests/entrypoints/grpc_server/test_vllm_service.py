@@ -101,6 +101,7 @@ def test_zeros_mean_the_default() -> None:
     assert to_sampling_params(_SamplingParams(repetition_penalty=1, spaces_between_special_tokens=True)) == expected
     assert to_sampling_params(_SamplingParams(temperature=0)).is_greedy
     assert to_sampling_params(_SamplingParams(seed=0)).seed == 0
+    assert to_sampling_params(_SamplingParams(logit_bias={7: -0.5})).logit_bias == {7: -0.5}
     assert to_sampling_params(_SamplingParams(stop=["a"])).detokenize
 
 
@@ -109,7 +110,6 @@ UNSUPPORTED = [
     ("presence_penalty", {"sampling_params": {"presence_penalty": -0.5}}),
     ("repetition_penalty", {"sampling_params": {"repetition_penalty": 1.5}}),
     ("min_tokens", {"sampling_params": {"min_tokens": 1}}),
-    ("logit_bias", {"sampling_params": {"logit_bias": {1: 1.0}}}),
     ("truncate_prompt_tokens", {"sampling_params": {"truncate_prompt_tokens": 0}}),
     ("regex", {"sampling_params": {"regex": ""}}),
     ("choice", {"sampling_params": {"choice": {"choices": ["a"]}}}),
@@ -161,6 +161,7 @@ def test_health_model_and_server(server: RunningServer, stub: Stub) -> None:
     assert during.last_receive_timestamp > 0 and during.uptime_seconds > 0 and during.max_num_seqs == 256
     (load,) = stub.GetLoads().loads
     assert (load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs) == (1, 0, 1)
+    assert 0 < load.token_usage < 1 and load.num_used_tokens % 16 == 0 and load.max_total_num_tokens == 4096 * 16
     assert not stub.FlushCache().success
     stream.cancel()
     server.wait_until_idle()
