@@ -1,4 +1,4 @@
-"""ServerExecutor: writes a known text with characters of one to four bytes, and log probabilities that tell their place.
+"""ServerExecutor: writes a known text with characters of one to four bytes; log probabilities tell their place.
 
 config = fake_config("tests.fakes.server_executor:ServerExecutor")
 """
