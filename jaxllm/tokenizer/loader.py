@@ -75,6 +75,9 @@ class HuggingFaceTokenizer:
         known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
+    def to_json(self) -> str:
+        return self._backend.to_str()
+
 
 def _gguf_template(checkpoint: GGUFCheckpoint) -> str | None:
     return checkpoint.gguf.get("tokenizer.chat_template", str)
