@@ -180,6 +180,7 @@ class EngineConfig:
       model_path: The .gguf file or the folder that holds the checkpoint.
       dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
       seed: Seed of the requests that bring none; None draws one from the operating system.
+      generation_config: The checkpoint's own sampling defaults, in the form of generation_config.json.
       executor_class: "module:class" of the executor. It is made in the engine's process, from this configuration.
     """
 
@@ -189,6 +190,7 @@ class EngineConfig:
     seed: int | None = None
     cache: CacheConfig
     scheduler: SchedulerConfig
+    generation_config: dict[str, Any] = field(default_factory=dict)
     executor_class: str = UNIPROC_EXECUTOR
 
     def __post_init__(self) -> None:

@@ -35,11 +35,17 @@ class JaxllmError(Exception):
 
 
 class InvalidRequestError(JaxllmError, ValueError):
-    """A request breaks a rule. `param` names the field, or is None when no single field is at fault."""
+    """A request breaks a rule.
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    Attributes:
+      param: The field, or None when no single field is at fault.
+      code: What kind of mistake it is, for programs, where it has a name: "context_length_exceeded".
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class ConfigError(JaxllmError, ValueError):

@@ -20,6 +20,7 @@ from jaxllm.engine.front_end import FrontEnd, load_front_end
 from jaxllm.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.request_stream import RequestStream
+from jaxllm.engine.stats import StatsCollector
 from jaxllm.engine_args import EngineArgs
 from jaxllm.exceptions import (
     EngineDeadError,
@@ -29,7 +30,7 @@ from jaxllm.exceptions import (
     from_name,
 )
 from jaxllm.logger import get_logger
-from jaxllm.messages import EngineCoreOutput, RefusedRequest, SchedulerStats
+from jaxllm.messages import EngineCoreOutput, KVCacheInfo, RefusedRequest, SchedulerStats
 from jaxllm.outputs import RequestOutput
 from jaxllm.progress import reporting_to
 from jaxllm.sampling_params import SamplingParams
@@ -61,10 +62,14 @@ class AsyncLLMEngine:
 
     Attributes:
       stats: The scheduler's counters of the latest step, None before the first.
+      stats_collector: Follows each request. Whoever wants the numbers puts his own here before the first request.
+      kv_cache_info: What the core allocated, None while it loads.
     """
 
     def __init__(self, load: Callable[[], FrontEnd], connect: Connect = CoreProcess) -> None:
         self.stats: SchedulerStats | None = None
+        self.stats_collector = StatsCollector([])
+        self.kv_cache_info: KVCacheInfo | None = None
         self._connect = connect
         self._progress = LoadProgress("opening the model")
         self._front_end: FrontEnd | None = None
@@ -199,7 +204,10 @@ class AsyncLLMEngine:
         if not live:
             return
         assert self._output_processor is not None and self._client is not None
-        self._client.abort_requests([self._core_id(request_id) for request_id in live])
+        core_ids = [self._core_id(request_id) for request_id in live]
+        self._client.abort_requests(core_ids)
+        for core_id in core_ids:
+            self.stats_collector.ended(core_id, None, time.monotonic())
         for output in self._output_processor.abort_requests(live):
             self._pop_stream(output.request_id).finish(output)
 
@@ -286,6 +294,7 @@ class AsyncLLMEngine:
             case Ready():
                 assert self._front_end is not None
                 config, tokenizer, eos_token_ids = self._front_end
+                self.kv_cache_info = message.kv_cache_info
                 self._input_processor = InputProcessor(config, tokenizer, eos_token_ids, message.kv_cache_info)
                 self._output_processor = OutputProcessor(tokenizer)
                 self._end_loading(None)
@@ -318,6 +327,7 @@ class AsyncLLMEngine:
             raise InvalidRequestError(f"request_id {request_id!r:.80} is in use; choose another", "request_id")
         stream = RequestStream(lambda: output_processor.snapshot(request_id))
         output_processor.add_request(request_id, processed.core_request, processed.prompt, final_only)
+        self.stats_collector.added(processed.core_request)
         self._streams[request_id] = stream
         self._is_idle.clear()
         if self._output_task is None:
@@ -336,7 +346,9 @@ class AsyncLLMEngine:
         if self._streams.get(request_id) is not stream:
             return
         assert self._output_processor is not None and self._client is not None
-        self._client.abort_requests([self._core_id(request_id)])
+        core_id = self._core_id(request_id)
+        self._client.abort_requests([core_id])
+        self.stats_collector.ended(core_id, None, time.monotonic())
         self._output_processor.remove_request(request_id)
         self._pop_stream(request_id)
 
@@ -355,6 +367,7 @@ class AsyncLLMEngine:
     def _fail_all(self, error: JaxllmError) -> None:
         for request_id in list(self._streams):
             assert self._output_processor is not None
+            self.stats_collector.ended(self._core_id(request_id), None, time.monotonic())
             self._output_processor.remove_request(request_id)
             self._pop_stream(request_id).fail(error)
 
@@ -368,6 +381,7 @@ class AsyncLLMEngine:
                 for refused in outputs.refused:
                     self._refuse(refused)
                 now_s = time.monotonic()
+                self.stats_collector.stepped(outputs, now_s)
                 for start in range(0, len(outputs.outputs), _OUTPUTS_PER_SLICE):
                     for news in outputs.outputs[start : start + _OUTPUTS_PER_SLICE]:
                         self._route(news, now_s)
@@ -381,6 +395,7 @@ class AsyncLLMEngine:
 
     def _refuse(self, refused: RefusedRequest) -> None:
         assert self._output_processor is not None
+        self.stats_collector.refused(refused.request_id)
         request_id = self._output_processor.remove_core_request(refused.request_id)
         if request_id is None:
             return
@@ -404,6 +419,7 @@ class AsyncLLMEngine:
         for index in updated.stopped:
             self._client.finish_sequence(news.request_id, index)
         if updated.final_output is not None:
+            self.stats_collector.ended(news.request_id, updated.final_output, now_s)
             self._pop_stream(updated.request_id).finish(updated.final_output)
         elif updated.is_visible:
             self._streams[updated.request_id].mark()

@@ -7,7 +7,7 @@ another process, too late to refuse.
 import itertools
 import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
@@ -90,7 +90,8 @@ class InputProcessor:
         params.validate()
         for stop in params.stop_strings:
             _check_text("stop", stop)
-        self._check_stop_token_ids(params)
+        self._check_token_ids("stop_token_ids", params.stop_token_ids or ())
+        self._check_token_ids("logit_bias", params.logit_bias or ())
         text, ids, cache_salt = _split_prompt(prompt)
         token_ids = self._tokenize(text, ids)
         core_request = EngineCoreRequest(
@@ -152,13 +153,14 @@ class InputProcessor:
             f"prompt must be shorter than max_model_len={self._max_model_len} tokens, to leave room for one "
             f"generated token, got {num_tokens} tokens; {way_out}",
             "prompt",
+            "context_length_exceeded",
         )
 
-    def _check_stop_token_ids(self, params: SamplingParams) -> None:
-        for token_id in params.stop_token_ids or ():
+    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
             if token_id >= self._vocab_size:
                 raise InvalidRequestError(
-                    f"stop_token_ids must be in [0, {self._vocab_size}), got {token_id}", "stop_token_ids"
+                    f"{name} must hold token ids in [0, {self._vocab_size}), got {token_id}", name
                 )
 
     def _clipped_max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:

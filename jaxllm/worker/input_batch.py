@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.intmath import cdiv
-from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
+from jaxllm.layers.forward_batch import ForwardBatch, LogitBias, SamplingBatch
 from jaxllm.messages import NewSequence, SchedulerOutput
 from jaxllm.worker.buckets import num_seqs_at, pick_bucket
 
@@ -36,6 +36,7 @@ class StepInputs(NamedTuple):
     sampling: SamplingBatch
     draws: list[int]
     prompt_positions: list[PromptPosition]
+    bias: LogitBias | None  # None where no draw has any
 
 
 class InputBatch:
@@ -51,6 +52,7 @@ class InputBatch:
         self._num_prompt_logprobs: dict[int, int] = {}  # seq_id -> tokens to report, where asked for
         self._num_logprobs: dict[int, int] = {}
         self._num_candidates: dict[int, int] = {}  # seq_id -> candidates to report, of beams
+        self._biases: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # seq_id -> token ids and values, where there are
         self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self._num_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
@@ -116,7 +118,8 @@ class InputBatch:
         batch = self._forward_batch(size, rows, starts, counts, first)
         sampling = self._sampling_batch(size, rows, first, draws)
         self._num_computed[rows] += counts
-        return StepInputs(size, batch, sampling, [seq_ids[index] for index in draws.tolist()], prompt_positions)
+        drawn = [seq_ids[index] for index in draws.tolist()]
+        return StepInputs(size, batch, sampling, drawn, prompt_positions, self._logit_bias(drawn))
 
     def _forward_batch(
         self, size: int, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray
@@ -156,6 +159,16 @@ class InputBatch:
             positions=_pad(self._num_tokens[draw_rows], padded),
         )
 
+    def _logit_bias(self, draws: list[int]) -> LogitBias | None:
+        if not self._biases:
+            return None
+        found = [(row, *self._biases[seq_id]) for row, seq_id in enumerate(draws) if seq_id in self._biases]
+        if not found:
+            return None
+        rows, token_ids, values = zip(*found, strict=True)
+        counts = [len(ids) for ids in token_ids]
+        return LogitBias(np.repeat(np.array(rows, np.int32), counts), np.concatenate(token_ids), np.concatenate(values))
+
     def _prompt_positions(
         self, seq_ids: list[int], rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray
     ) -> list[PromptPosition]:
@@ -184,6 +197,9 @@ class InputBatch:
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seeds[row] = sequence.seed & _MASK_64
+        if params.logit_bias:
+            ids, values = list(params.logit_bias), list(params.logit_bias.values())
+            self._biases[sequence.seq_id] = np.array(ids, np.int32), np.array(values, np.float32)
         if params.use_beam_search:
             self._num_candidates[sequence.seq_id] = max(2 * params.beam_width, params.logprobs or 0)
         elif params.logprobs is not None:
@@ -198,6 +214,7 @@ class InputBatch:
         self._num_logprobs.pop(seq_id, None)
         self._num_candidates.pop(seq_id, None)
         self._num_prompt_logprobs.pop(seq_id, None)
+        self._biases.pop(seq_id, None)
 
 
 def _append(table: np.ndarray, lens: np.ndarray, rows: np.ndarray, values: list[list[int]]) -> None:

@@ -1,6 +1,7 @@
 """The list of every program that a worker compiles, and the only place that compiles one.
 
-    embed[T] · layers_<kind>[T] · logits[T] · sample[R] · score[R] · copy_blocks · gather_blocks · scatter_blocks
+    embed[T] · layers_<kind>[T] · logits[T] · sample[R] · score[R] · add_bias[R]
+    copy_blocks · gather_blocks · scatter_blocks
 
 After warm-up a call with any other shape is an error that names it, never a silent compile.
 """
@@ -17,8 +18,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.layers.attention import LayerCache
 from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
 from jaxllm.worker.buckets import num_seqs_at
-from jaxllm.worker.step_fn import StepModel, copy_cache_blocks, gather_cache_blocks, sample, scatter_cache_blocks, score
+from jaxllm.worker.step_fn import (
+    StepModel,
+    add_bias,
+    copy_cache_blocks,
+    gather_cache_blocks,
+    sample,
+    scatter_cache_blocks,
+    score,
+)
 
+BIAS_BATCH = 512  # single logits that one call of add_bias changes
 COPY_BATCH = 16  # blocks that one call of copy_blocks, gather_blocks or scatter_blocks moves
 
 
@@ -102,6 +112,10 @@ def list_programs(model: StepModel, cache: LayerCache, shapes: ProgramShapes, me
         logits = spec.array((size, shapes.vocab_size), jnp.float32)
         programs.append(Program("sample", size, sample, (logits, spec.sampling_batch(size))))
         programs.append(Program("score", size, score, (logits, spec.ints(size))))
+        values = spec.array((BIAS_BATCH,), np.float32)
+        programs.append(
+            Program("add_bias", size, add_bias, (logits, spec.ints(BIAS_BATCH), spec.ints(BIAS_BATCH), values))
+        )
     blocks = spec.ints(COPY_BATCH)
     programs.append(Program("copy_blocks", COPY_BATCH, copy_cache_blocks, (cache_spec, blocks, blocks), donated=(0,)))
     programs.append(Program("gather_blocks", COPY_BATCH, gather_cache_blocks, (cache_spec, blocks)))

@@ -15,6 +15,7 @@ from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
 from jaxllm.model_loader.loader import load_model
 from jaxllm.worker.buckets import pick_bucket, token_ladder
 from jaxllm.worker.cache_engine import CacheEngine, block_size_of, layer_spec, needs_profile
+from jaxllm.worker.compile_counter import CompileCounter
 from jaxllm.worker.input_batch import InputBatch
 from jaxllm.worker.memory_profile import MemoryProfile, dummy_batch_lens
 from jaxllm.worker.model_runner import ModelRunner
@@ -75,15 +76,19 @@ class Worker:
             layer = layer_spec(config, mesh, hidden_dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
             profile = _profile_memory(config, model, layer, shapes, mesh)
         cache_engine = CacheEngine(config, mesh, hidden_dtype, platform, profile)
-        programs = compile_programs(list_programs(model, cache_engine.caches[0], shapes, mesh))
+        all_programs = list_programs(model, cache_engine.caches[0], shapes, mesh)
+        programs = compile_programs(all_programs)
         input_batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache_engine.block_size, ladder)
-        self._model_runner = ModelRunner(model, cache_engine, input_batch, programs, scheduler.max_num_seqs)
+        self._model_runner = ModelRunner(
+            model, cache_engine, input_batch, programs, scheduler.max_num_seqs, CompileCounter()
+        )
         return KVCacheInfo(
             cache_engine.num_blocks,
             cache_engine.block_size,
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
             cache_engine.num_host_blocks,
+            len(all_programs),
         )
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:

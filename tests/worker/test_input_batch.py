@@ -139,3 +139,15 @@ def test_draws_seeds_wrap_around_and_count_up_within_their_sequence():
     assert inputs.draws == [1, 1, 3, 3, 3]  # sequence 2 has a token left to compute
     seeds = [(int(high) << 32) + int(low) for high, low in inputs.sampling.seeds]
     assert seeds == [2**64 - 1, 0, 7, 8, 9, 0, 0, 0]
+
+
+def test_logit_biases_stand_beside_the_draws_that_they_are_for():
+    batch = _batch(max_num_seqs=8)
+    new = [_new(1, [5], [1]), _new(2, [6], [2], logit_bias={9: -100.0, 4: 0.5}), _new(3, [7, 8], [3])]
+    inputs = _run(batch, _step(0, {1: 1, 2: 1, 3: 1}, new, num_samples={2: 2}))
+    assert inputs.draws == [1, 2, 2]
+    assert [column.tolist() for column in inputs.bias] == [[1, 1, 2, 2], [9, 4, 9, 4], [-100.0, 0.5, -100.0, 0.5]]
+    inputs = _run(batch, _step(1, {1: 1, 3: 1}, cached=([1, 3], [[5], []], [[], []], [])))
+    assert inputs.bias is None  # sequence 2 isn't in this step
+    inputs = _run(batch, _step(2, {4: 1}, [_new(4, [6], [2])], dropped=[2]))
+    assert inputs.bias is None
