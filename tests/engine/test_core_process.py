@@ -329,6 +329,7 @@ def _start_front_end(argument: str, folder: Path) -> "subprocess.Popen[str]":
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)},
         cwd=ROOT,
+        start_new_session=True,
     )
 
 
@@ -358,7 +359,7 @@ def test_ctrl_c_while_loading_is_clean(sockets: Path) -> None:
         front_end.stdout.readline()
         wait_until(lambda: bool(psutil.Process(front_end.pid).children()))
         (child,) = psutil.Process(front_end.pid).children()
-        front_end.send_signal(signal.SIGINT)
+        os.killpg(front_end.pid, signal.SIGINT)  # as a terminal does
         errors = front_end.stderr.read()
     assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")  # ours alone
     assert not child.is_running()
