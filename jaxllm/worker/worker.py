@@ -13,7 +13,7 @@ from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
 from jaxllm.model_loader.loader import load_model
-from jaxllm.worker.buckets import pick_bucket, token_ladder
+from jaxllm.worker.buckets import max_num_draws, pick_bucket, token_ladder
 from jaxllm.worker.cache_engine import CacheEngine, block_size_of, layer_spec, needs_profile
 from jaxllm.worker.compile_counter import CompileCounter
 from jaxllm.worker.input_batch import InputBatch
@@ -65,6 +65,7 @@ class Worker:
         shapes = ProgramShapes(
             ladder=ladder,
             max_num_seqs=scheduler.max_num_seqs,
+            max_num_draws=max_num_draws(scheduler.max_num_seqs, platform),
             blocks_per_seq=cdiv(scheduler.max_model_len, block_size_of(config, platform)),
             vocab_size=config.model.vocab_size,
             hidden_size=config.model.hidden_size,
@@ -78,9 +79,11 @@ class Worker:
         cache_engine = CacheEngine(config, mesh, hidden_dtype, platform, profile)
         all_programs = list_programs(model, cache_engine.caches[0], shapes, mesh)
         programs = compile_programs(all_programs)
-        input_batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache_engine.block_size, ladder)
+        input_batch = InputBatch(
+            scheduler.max_num_seqs, shapes.max_num_draws, scheduler.max_model_len, cache_engine.block_size, ladder
+        )
         self._model_runner = ModelRunner(
-            model, cache_engine, input_batch, programs, scheduler.max_num_seqs, CompileCounter()
+            model, cache_engine, input_batch, programs, shapes.max_num_draws, CompileCounter()
         )
         return KVCacheInfo(
             cache_engine.num_blocks,

@@ -37,6 +37,7 @@ def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
     shapes = ProgramShapes(
         ladder=ladder,
         max_num_seqs=8,
+        max_num_draws=8,
         blocks_per_seq=16,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
