@@ -24,6 +24,8 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 EngineProcess = Literal["mp", "inproc"]
+# A process of its own costs nothing that could be measured where the device sets the pace (README, "Where the core
+# runs"), hides the front end's work behind the device's where it doesn't, and gives the device back whole when it ends.
 DEFAULT_ENGINE_PROCESS: EngineProcess = "mp"
 
 

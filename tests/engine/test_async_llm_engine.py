@@ -349,7 +349,7 @@ def test_check_9_kill_9_of_the_core_is_told_to_every_stream() -> None:
         (core,) = [child for child in psutil.Process().children() if "engine_core_proc" in " ".join(child.cmdline())]
         os.kill(core.pid, signal.SIGKILL)
         for result in await asyncio.gather(*streams, return_exceptions=True):
-            assert isinstance(result, EngineDeadError) and "was ended by signal 9" in str(result)
+            assert isinstance(result, EngineDeadError) and "was ended by SIGKILL" in str(result)
         assert engine.status().phase == "dead"
 
     run(scenario, CoreProcess)
@@ -548,3 +548,18 @@ def test_the_event_loop_has_turns_while_a_thousand_outputs_come() -> None:
         assert turns > 20
 
     run(scenario, config=with_max_num_seqs(1000))
+
+
+def test_f4_the_death_of_the_output_task_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(engine: AsyncLLMEngine) -> None:
+        def fail(*args: Any) -> None:
+            raise KeyError("a fault of ours")
+
+        monkeypatch.setattr(engine, "_route", fail)
+        with pytest.raises(EngineDeadError, match="the output task has failed: KeyError"):
+            await collect(engine.generate("a", greedy(3), "r"))
+        assert engine.status().phase == "dead"
+        with pytest.raises(EngineDeadError, match="the output task has failed"):
+            await collect(engine.generate("a", greedy(3), "r"))
+
+    run(scenario)

@@ -166,7 +166,7 @@ def test_kill_9_of_the_core_is_told_at_once(engine: LLMEngine) -> None:
     engine.step()
     engine.add_request("s", "?", GREEDY)  # a step that never ends
     os.kill(core_pid(), signal.SIGKILL)
-    with pytest.raises(EngineDeadError, match="the engine process was ended by signal 9"):
+    with pytest.raises(EngineDeadError, match="the engine process was ended by SIGKILL"):
         while True:
             engine.step()
     engine.abort_request(["r", "s"])  # nobody to tell
@@ -362,3 +362,27 @@ def test_ctrl_c_while_loading_is_clean(sockets: Path) -> None:
         errors = front_end.stderr.read()
     assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")  # ours alone
     assert not child.is_running()
+
+
+def test_where_no_socket_can_be_made_the_way_out_is_told(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = sockets / ("x" * 100)  # longer than a socket's name may be
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(EngineDeadError, match="with sockets in .*, can't be started: .*; TMPDIR names another place"):
+        make_client(fake_config(), "mp")
+    folder.rmdir()  # empty
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_that_ends_leaves_the_core_alone(engine: LLMEngine) -> None:
+    pid = os.fork()
+    if not pid:
+        engine.shutdown()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert texts(engine, ["a"]) == ["bcdef"]
+
+
+def test_what_the_core_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    make_client(fake_config(f"{FAKES}:PrintsAWord"), "mp").shutdown()
+    assert capfd.readouterr() == ("", "word\n")

@@ -11,7 +11,14 @@ from jaxllm.engine.engine_core import EngineCore
 from jaxllm.engine.engine_core_client import InprocClient
 from jaxllm.exceptions import EngineDeadError, InvalidRequestError
 from jaxllm.executor.uniproc_executor import UniProcExecutor
-from jaxllm.messages import EngineCoreRequest, KVCacheInfo, ModelRunnerOutput, SchedulerOutput, StepInfo
+from jaxllm.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    KVCacheInfo,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepInfo,
+)
 from jaxllm.sampling_params import SamplingParams
 from tests.fakes.fake_executor import FakeExecutor
 
@@ -146,3 +153,18 @@ def test_the_engine_core_never_imports_jax() -> None:
     code = f"import sys, {modules}; print('jax' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
+
+
+def test_a_step_that_raises_is_the_end_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = EngineCore(_config(), FakeExecutor())
+    client = InprocClient(core)
+    client.add_request(_request("a", [10]))
+
+    def fail() -> EngineCoreOutputs:
+        raise RuntimeError("a step failed")
+
+    monkeypatch.setattr(core, "step", fail)
+    for _ in range(2):  # a second call runs no step: the first may have left anything behind
+        with pytest.raises(EngineDeadError, match="a step failed"):
+            client.get_output()
+        monkeypatch.undo()

@@ -44,6 +44,7 @@ from jaxllm.messages import (
     SchedulerOutput,
     SchedulerStats,
     SequenceOutput,
+    StepInfo,
     TokenLogprobs,
 )
 from jaxllm.sampling_params import SamplingParams
@@ -58,6 +59,7 @@ PARAMS = SamplingParams(
     stop=["a", "é\n"],
     stop_token_ids=[1, 2],
     ignore_eos=True,
+    logit_bias={0: -1.5, 259: 100.0},
     max_tokens=None,
     logprobs=0,
     prompt_logprobs=20,
@@ -117,6 +119,7 @@ MESSAGES = [
     LoadProgress("compiling"),
     Ready(INFO),
     EngineCoreOutputs([OUTPUT], STATS),
+    EngineCoreOutputs([], STATS, [], StepInfo("mixed", 0.5, 3, 8, 1)),
     EngineCoreOutputs(
         [], STATS, [RefusedRequest("r-1", "too long", "prompt"), RefusedRequest("r-2", "no", None, True)]
     ),
@@ -163,7 +166,7 @@ def test_every_message_type_is_among_them() -> None:
     structs = {kind for module in (messages, core_messages) for kind in vars(module).values() if _is_struct(kind)}
     parts = {
         CachedSequences, NewSequence, EngineCoreRequest, TokenLogprobs, SampledToken, BeamCandidates, SequenceOutput,
-        EngineCoreOutput, SchedulerStats, RefusedRequest, SamplingParams,
+        EngineCoreOutput, SchedulerStats, RefusedRequest, SamplingParams, StepInfo,
     }  # fmt: skip
     assert structs == seen | parts
 
@@ -200,6 +203,11 @@ def test_arrays_are_raw_frames_and_come_back_bit_for_bit(arrays: list[np.ndarray
     for sent, got in zip(arrays, [back.first, *back.others], strict=True):
         assert (got.dtype, got.shape, got.tobytes()) == (sent.dtype, sent.shape, sent.tobytes())
         assert not got.flags.writeable
+
+
+def test_numpys_numbers_arrive_as_plain_ones_in_logit_bias() -> None:
+    back = through_bytes(SamplingParams(logit_bias={5: np.float64(1.5)}), SamplingParams)
+    assert back.logit_bias == {5: 1.5} and type(back.logit_bias[5]) is float
 
 
 def test_a_large_array_is_not_copied() -> None:

@@ -82,6 +82,12 @@ class NeverLoads(AlphabetExecutor):
         return super().initialize()
 
 
+class PrintsAWord(AlphabetExecutor):
+    def initialize(self) -> KVCacheInfo:
+        print("word", flush=True)
+        return super().initialize()
+
+
 class _Fails(AlphabetExecutor):
     error: type[BaseException]
 
