@@ -18,7 +18,6 @@ from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
 from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
 
 ROWS = 8
-VMEM_LIMIT_BYTES = 32 << 20
 
 
 def scratch_shapes(config: TpuConfig) -> list[Any]:
