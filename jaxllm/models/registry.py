@@ -1,8 +1,11 @@
 """Which module builds which architecture. Strings only: importing this file imports no jax.
 
-Each module offers build_layer and layer_weights, as models/llama.py does.
+Each module offers FAMILY, as models/llama.py does.
 """
 
 FAMILIES = {
     "LlamaForCausalLM": "jaxllm.models.llama",
+    "MistralForCausalLM": "jaxllm.models.llama",
+    "Qwen2ForCausalLM": "jaxllm.models.qwen2",
+    "Qwen3ForCausalLM": "jaxllm.models.qwen3",
 }
