@@ -20,9 +20,7 @@ _ROOT = "model.decoder"
 
 def build_layer(config: ModelConfig, index: int, dtype: jnp.dtype) -> nnx.Module:
     """Declares layer `index`."""
-    attention = Attention(
-        config, dtype, rope=None, qkv_bias=config.attention_bias, out_bias=config.attention_bias
-    )
+    attention = Attention(config, dtype, rope=None, qkv_bias=config.attention_bias, out_bias=config.attention_bias)
     mlp = MLP(config.hidden_size, config.intermediate_size, config.hidden_act, dtype, has_bias=config.mlp_bias)
     norm = partial(_norm, config)
     if config.extra["do_layer_norm_before"]:
