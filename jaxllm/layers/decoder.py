@@ -60,6 +60,19 @@ class SandwichNormLayer(nnx.Module):
         return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x))), cache
 
 
+class OutputNormLayer(nnx.Module):
+    """x + norm(attention(x)), then x + norm(mlp(x)). See PreNormLayer."""
+
+    def __init__(self, attention: nnx.Module, attention_out_norm: Norm, mlp: nnx.Module, mlp_out_norm: Norm) -> None:
+        self.attention, self.attention_out_norm = attention, attention_out_norm
+        self.mlp, self.mlp_out_norm = mlp, mlp_out_norm
+
+    def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
+        attended, cache = self.attention(x, batch, cache)
+        x = x + self.attention_out_norm(attended)
+        return x + self.mlp_out_norm(self.mlp(x)), cache
+
+
 class PostNormLayer(nnx.Module):
     """norm(x + attention(x)), then norm(x + mlp(x)), as the first transformers had it. See PreNormLayer."""
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxllm.exceptions import UnsupportedModelError
 
-SCALINGS = ("default", "linear", "llama3", "yarn")
+SCALINGS = ("default", "linear", "llama3", "longrope", "yarn")
+_TRAINED_LEN = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,25 @@ def make_rope(num_rotated: int, theta: float, scaling: dict[str, Any] | None) ->
       UnsupportedModelError: The scaling is of another kind.
     """
     frequencies = rope_frequencies(num_rotated, theta, scaling)
-    magnitude = _yarn_magnitude(scaling) if scaling is not None and _kind(scaling) == "yarn" else 1.0
-    return Rope(tuple(frequencies.tolist()), magnitude)
+    return Rope(tuple(frequencies.tolist()), _magnitude(scaling))
+
+
+def for_context(scaling: dict[str, Any] | None, max_len: int, max_model_len: int) -> dict[str, Any] | None:
+    """Settles what a scaling leaves open until the context is known.
+
+    Longrope has factors for texts up to the trained length and others for longer ones. Keys in the cache can't change
+    from the one to the other, so the longest text that is served decides for all.
+
+    Args:
+      scaling: rope_scaling of the config, or None.
+      max_len: Positions that the checkpoint allows.
+      max_model_len: Positions that are served.
+    """
+    if scaling is None or _kind(scaling) != "longrope":
+        return scaling
+    trained_len = scaling[_TRAINED_LEN]
+    name = "long_factor" if max_model_len > trained_len else "short_factor"
+    return {"factor": max_len / trained_len, **scaling, "factors": scaling[name]}
 
 
 def rope_frequencies(num_rotated: int, theta: float, scaling: dict[str, Any] | None) -> np.ndarray:
@@ -65,6 +83,8 @@ def rope_frequencies(num_rotated: int, theta: float, scaling: dict[str, Any] | N
         frequencies = _llama3(frequencies, scaling)
     elif scaling is not None and kind == "yarn":
         frequencies = _yarn(frequencies, theta, scaling)
+    elif scaling is not None and kind == "longrope":
+        frequencies = _longrope(frequencies, scaling)
     return frequencies.astype(np.float32)
 
 
@@ -94,7 +114,7 @@ def _kind(scaling: dict[str, Any] | None) -> str:
 
 def _llama3(frequencies: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
     """Llama 3.1's rule: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
-    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    turns = scaling[_TRAINED_LEN] * frequencies / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     kept_share = np.clip((turns - low) / (high - low), 0, 1)
     return frequencies * (kept_share + (1 - kept_share) / scaling["factor"])
@@ -102,7 +122,7 @@ def _llama3(frequencies: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
 
 def _yarn(frequencies: np.ndarray, theta: float, scaling: dict[str, Any]) -> np.ndarray:
     """YaRN's rule: as Llama 3's, but blended linearly by the pair's index, between two numbers of turns."""
-    num_rotated, original_len = 2 * len(frequencies), scaling["original_max_position_embeddings"]
+    num_rotated, original_len = 2 * len(frequencies), scaling[_TRAINED_LEN]
 
     def index_of(num_turns: float) -> float:
         """Where the wave that makes num_turns in the original context stands among the pairs."""
@@ -116,13 +136,28 @@ def _yarn(frequencies: np.ndarray, theta: float, scaling: dict[str, Any]) -> np.
     return frequencies * (1 - stretched_share + stretched_share / scaling["factor"])
 
 
-def _yarn_magnitude(scaling: dict[str, Any]) -> float:
+def _longrope(frequencies: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
+    """LongRoPE's rule: each wavelength has a factor of its own. `factors` comes from for_context."""
+    factors = np.asarray(scaling["factors"], np.float64)
+    if factors.shape != frequencies.shape:
+        raise UnsupportedModelError(f"longrope needs {len(frequencies)} factors, got {factors.size}")
+    return frequencies / factors
+
+
+def _magnitude(scaling: dict[str, Any] | None) -> float:
+    """Returns what rotated elements are multiplied with."""
+    kind = _kind(scaling)
+    if scaling is None or kind not in ("yarn", "longrope"):
+        return 1.0
     if scaling.get("attention_factor") is not None:
         return float(scaling["attention_factor"])
+    factor = scaling["factor"]
+    if kind == "longrope":
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(scaling[_TRAINED_LEN]))
     mscale, all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if mscale and all_dims:
-        return yarn_mscale(scaling["factor"], mscale) / yarn_mscale(scaling["factor"], all_dims)
-    return yarn_mscale(scaling["factor"], 1.0)
+        return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dims)
+    return yarn_mscale(factor, 1.0)
 
 
 def yarn_mscale(factor: float, weight: float) -> float:

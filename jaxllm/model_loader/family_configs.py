@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxllm.exceptions import ModelLoadError, UnsupportedModelError
-from jaxllm.model_loader.config_fields import boolean, integer, number, optional_number
+from jaxllm.model_loader.config_fields import boolean, integer, integers, number, optional_number
 
 Config = dict[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -116,6 +116,39 @@ def _opt(config: Config) -> Config:
     }
 
 
+def _phi3(config: Config) -> Config:
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("type") == "su":  # longrope's first name
+        config = {**config, "rope_scaling": {**scaling, "type": "longrope"}}
+    kind = SLIDING if config.get("sliding_window") else FULL
+    return {**config, "rms_norm_eps": number(config, "rms_norm_eps", 1e-5), "layer_types": _all_layers(config, kind)}
+
+
+def _smollm3(config: Config) -> Config:
+    num_layers = integer(config, "num_hidden_layers")
+    interval = integer(config, "no_rope_layer_interval", 4)
+    has_rope = integers(config, "no_rope_layers", num_layers) or tuple(
+        int((index + 1) % interval != 0) for index in range(num_layers)
+    )
+    types = config.get("layer_types")
+    if not boolean(config, "use_sliding_window") or config.get("sliding_window") is None:
+        types = None
+    elif types is None:
+        types = [FULL if rotated else SLIDING for rotated in has_rope]
+    return {
+        "rope_theta": 2000000.0,
+        **config,
+        "tie_word_embeddings": boolean(config, "tie_word_embeddings", True),
+        "layer_types": types,
+        "extra": {"rope_layers": has_rope},
+    }
+
+
+def _granite(config: Config) -> Config:
+    names = ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
+    return {**config, "extra": {name: number(config, name, 1.0) for name in names}}
+
+
 def _all_layers(config: Config, kind: str) -> list[str]:
     return [kind] * integer(config, "num_hidden_layers")
 
@@ -124,8 +157,11 @@ TRANSLATORS: dict[str, Callable[[Config], Config]] = {
     "GPT2LMHeadModel": _gpt2,
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
+    "GraniteForCausalLM": _granite,
     "MistralForCausalLM": _mistral,
     "OPTForCausalLM": _opt,
+    "Phi3ForCausalLM": _phi3,
     "Qwen2ForCausalLM": _qwen,
     "Qwen3ForCausalLM": _qwen3,
+    "SmolLM3ForCausalLM": _smollm3,
 }

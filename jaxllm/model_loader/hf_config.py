@@ -16,6 +16,7 @@ _ROPE_FIELDS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 
 
@@ -116,10 +117,11 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None, float]:
         raise ModelLoadError(f"the model's rope_type must be a string, got {rope_type!r:.80}")
     if rope_type == _DEFAULT_ROPE_TYPE:
         return theta, None, factor
-    if rope_type == "yarn":
-        scaling.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    if rope_type in ("yarn", "longrope"):
+        trained_len = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+        scaling.setdefault("original_max_position_embeddings", trained_len)
     for name in _ROPE_FIELDS.get(rope_type, ()):
-        if type(scaling.get(name)) not in (int, float):
+        if type(scaling.get(name)) not in (int, float, list):
             raise ModelLoadError(f"the model's rope scaling of kind {rope_type} needs {name}, got {scaling!r:.80}")
     for name, value in scaling.items():
         for item in value if isinstance(value, list) else [value]:

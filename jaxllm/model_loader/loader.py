@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 
 from jaxllm.config import EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
+from jaxllm.layers.rope import for_context
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.models.causal_lm import CausalLM, Family
 from jaxllm.models.registry import FAMILIES
@@ -33,11 +35,12 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype:
     Raises:
       ModelLoadError: A tensor is missing, left over, or of another shape than the config says.
     """
-    family: Family = importlib.import_module(FAMILIES[config.model.architecture]).FAMILY
+    model = _settled(config)
+    family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
     checkpoint = open_checkpoint(str(config.model_path))
-    weights = weight_map(config.model, family)
-    stored_names = _stored_names(checkpoint, weights, config.model, family)
-    graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(config.model, family, dtype, hidden_dtype)))
+    weights = weight_map(model, family)
+    stored_names = _stored_names(checkpoint, weights, model, family)
+    graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(model, family, dtype, hidden_dtype)))
     parameters = nnx.to_flat_state(state)
     declared = [parameter.get_value() for _, parameter in parameters]
     total_bytes = sum(value.size * value.dtype.itemsize for value in declared)
@@ -83,6 +86,13 @@ def arrange(
             f"config, got {value.shape}; the file is damaged or its config belongs to another model"
         )
     return value
+
+
+def _settled(config: EngineConfig) -> ModelConfig:
+    """Returns the model's config with what depends on the context that is served decided."""
+    model = config.model
+    scaling = for_context(model.rope_scaling, model.max_position_embeddings, config.scheduler.max_model_len)
+    return replace(model, rope_scaling=scaling)
 
 
 def _declare(config: ModelConfig, family: Family, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:

@@ -7,9 +7,13 @@ FAMILIES = {
     "GPT2LMHeadModel": "jaxllm.models.gpt2",
     "Gemma2ForCausalLM": "jaxllm.models.gemma",
     "Gemma3ForCausalLM": "jaxllm.models.gemma",
+    "GraniteForCausalLM": "jaxllm.models.granite",
     "LlamaForCausalLM": "jaxllm.models.llama",
     "MistralForCausalLM": "jaxllm.models.llama",
+    "Olmo2ForCausalLM": "jaxllm.models.olmo2",
     "OPTForCausalLM": "jaxllm.models.opt",
+    "Phi3ForCausalLM": "jaxllm.models.phi3",
     "Qwen2ForCausalLM": "jaxllm.models.qwen2",
     "Qwen3ForCausalLM": "jaxllm.models.qwen3",
+    "SmolLM3ForCausalLM": "jaxllm.models.smollm3",
 }
