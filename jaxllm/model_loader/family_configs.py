@@ -149,6 +149,57 @@ def _granite(config: Config) -> Config:
     return {**config, "extra": {name: number(config, name, 1.0) for name in names}}
 
 
+def _mixtral(config: Config) -> Config:
+    kind = SLIDING if config.get("sliding_window") else FULL
+    return {
+        **config,
+        "rms_norm_eps": number(config, "rms_norm_eps", 1e-5),
+        "layer_types": _all_layers(config, kind),
+        "extra": _experts(config, 8, 2),
+    }
+
+
+def _qwen3_moe(config: Config) -> Config:
+    dense, num_layers = integers(config, "mlp_only_layers"), integer(config, "num_hidden_layers")
+    step = integer(config, "decoder_sparse_step", 1)
+    sparse = [index for index in range(num_layers) if index not in dense and (index + 1) % step == 0]
+    extra = {
+        **_experts(config, 128, 8),
+        "moe_intermediate_size": integer(config, "moe_intermediate_size", 768),
+        "norm_topk_prob": boolean(config, "norm_topk_prob"),
+        "sparse_layers": frozenset(sparse),
+    }
+    # Unlike Qwen3Config, its own class has no default for head_dim.
+    return {**_qwen(config), "head_dim": config.get("head_dim"), "extra": extra}
+
+
+def _gpt_oss(config: Config) -> Config:
+    types = [FULL if index % 2 else SLIDING for index in range(integer(config, "num_hidden_layers"))]
+    return {
+        **config,
+        "head_dim": config.get("head_dim") or 64,
+        "attention_bias": boolean(config, "attention_bias", True),
+        "rms_norm_eps": number(config, "rms_norm_eps", 1e-5),
+        "sliding_window": config.get("sliding_window") or 128,
+        "layer_types": config.get("layer_types") or types,
+        "extra": {
+            **_experts(config, 128, 4),
+            "swiglu_alpha": number(config, "swiglu_alpha", 1.702),
+            "swiglu_limit": number(config, "swiglu_limit", 7.0),
+        },
+    }
+
+
+def _experts(config: Config, num_experts: int, num_chosen: int) -> Config:
+    """Returns the numbers of experts, in all and for each token; the arguments are the family's defaults."""
+    named = {"num_experts": config.get("num_local_experts", config.get("num_experts"))}
+    num_experts = integer(named, "num_experts", num_experts)
+    num_chosen = integer(config, "num_experts_per_tok", num_chosen)
+    if num_chosen > num_experts:
+        raise ModelLoadError(f"the model's num_experts_per_tok must be at most {num_experts}, got {num_chosen}")
+    return {"num_experts": num_experts, "num_experts_per_tok": num_chosen}
+
+
 def _all_layers(config: Config, kind: str) -> list[str]:
     return [kind] * integer(config, "num_hidden_layers")
 
@@ -157,11 +208,14 @@ TRANSLATORS: dict[str, Callable[[Config], Config]] = {
     "GPT2LMHeadModel": _gpt2,
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
+    "GptOssForCausalLM": _gpt_oss,
     "GraniteForCausalLM": _granite,
     "MistralForCausalLM": _mistral,
+    "MixtralForCausalLM": _mixtral,
     "OPTForCausalLM": _opt,
     "Phi3ForCausalLM": _phi3,
     "Qwen2ForCausalLM": _qwen,
     "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
     "SmolLM3ForCausalLM": _smollm3,
 }

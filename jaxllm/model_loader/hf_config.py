@@ -125,6 +125,6 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None, float]:
             raise ModelLoadError(f"the model's rope scaling of kind {rope_type} needs {name}, got {scaling!r:.80}")
     for name, value in scaling.items():
         for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, (int, float)):
+            if type(item) in (int, float):
                 number({name: item}, name, low=-math.inf)
     return theta, {"rope_type": rope_type, **scaling}, factor

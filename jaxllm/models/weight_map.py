@@ -25,6 +25,18 @@ def plus_one(parts: Sequence[np.ndarray]) -> np.ndarray:
     return weight.astype(np.float32) + 1
 
 
+def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Stacks the experts' matrices, stored as [out, in], to [E, in, out]."""
+    return np.stack([part.T for part in parts])
+
+
+def stacked_pairs(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Stacks the experts' gate and up matrices: all gates, then all ups, stored as [out, in], to [E, in, 2 out]."""
+    middle = len(parts) // 2
+    pairs = zip(parts[:middle], parts[middle:], strict=True)
+    return np.stack([np.concatenate(pair, axis=0).T for pair in pairs])
+
+
 class Weight(NamedTuple):
     """How one parameter is made.
 
@@ -69,6 +81,20 @@ def gated_mlp_weights(index: int, has_bias: bool) -> dict[str, Weight]:
     return {
         **linear_weights("mlp.gate_up", (f"{name}.gate_proj", f"{name}.up_proj"), has_bias),
         **linear_weights("mlp.down", (f"{name}.down_proj",), has_bias),
+    }
+
+
+def expert_weights(
+    name: str, num_experts: int, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> dict[str, Weight]:
+    """Returns the weights of a layer's experts, stored one by one under `name`, whose matrices are called so."""
+
+    def names(part: str) -> tuple[str, ...]:
+        return tuple(f"{name}.{expert}.{part}.weight" for expert in range(num_experts))
+
+    return {
+        "mlp.experts.gate_up": Weight((*names(gate), *names(up)), stacked_pairs),
+        "mlp.experts.down": Weight(names(down), stacked),
     }
 
 

@@ -135,8 +135,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         {
             "fused": {},
             "window_tied": {"sliding_window": 5, "tie_word_embeddings": True, "num_key_value_heads": 1},
-            "partial_rotary": {"num_attention_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
-                                                                    "partial_rotary_factor": 0.75}},
+            "partial_rotary": {"num_attention_heads": 2, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}},
             "long_rope": {"num_attention_heads": 2, "original_max_position_embeddings": 16,
                           "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0,
                                               "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
