@@ -55,7 +55,7 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs) -> jax.Array:
         """Returns the last layer's output [T, M]."""
         batch = jax.device_put(inputs.batch)
-        hidden = self._programs("embed", inputs.size, self._model.frame, batch.token_ids)
+        hidden = self._programs("embed", inputs.size, self._model.frame, batch.token_ids, batch.positions)
         caches = self._cache_engine.caches
         updated: list[LayerCache] = []
         for segment in self._model.segments:

@@ -100,7 +100,7 @@ def list_programs(model: StepModel, cache: LayerCache, shapes: ProgramShapes, me
     for size in shapes.ladder:
         hidden = spec.array((size, shapes.hidden_size), shapes.dtype)
         num_draws = num_seqs_at(size, shapes.max_num_draws)
-        programs.append(Program("embed", size, model.embed, (frame, spec.ints(size))))
+        programs.append(Program("embed", size, model.embed, (frame, spec.ints(size), spec.ints(size))))
         for kind, segment in by_kind.items():
             arguments = (
                 jax.tree.map(_like, segment.weights),

@@ -4,7 +4,7 @@ import pytest
 from flax import nnx
 
 from jaxllm.model_loader.hf_config import model_config_from_hf
-from jaxllm.models.causal_lm import CausalLM
+from jaxllm.models.causal_lm import CausalLM, build_frame
 from jaxllm.models.llama import build_layer
 from jaxllm.worker.buckets import token_ladder
 from jaxllm.worker.programs import CompiledPrograms, Program, ProgramShapes, list_programs
@@ -30,7 +30,8 @@ def test_nothing_compiled_names_nothing():
 
 def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
     config = model_config_from_hf(tiny_llama().config)
-    model = CausalLM(config, [build_layer(config, i, jnp.float32) for i in range(2)], jnp.float32, jnp.float32)
+    layers = [build_layer(config, i, jnp.float32) for i in range(2)]
+    model = CausalLM(build_frame(config, jnp.float32, jnp.float32), layers)
     model = nnx.merge(*nnx.split(model))
     shape = (num_blocks, 16, config.num_key_value_heads, config.head_dim)
     shapes = ProgramShapes(
