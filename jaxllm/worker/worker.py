@@ -133,8 +133,10 @@ def _profile_memory(
 def _platform() -> str:
     try:
         return jax.default_backend()
-    except RuntimeError as error:
-        raise DeviceError(f"no device can be used: {_first_line(error)}") from error
+    except (RuntimeError, AssertionError) as error:  # the second is what JAX raises where a plug-in is missing
+        wanted = jax.config.values.get("jax_platforms")
+        asked = f" with JAX_PLATFORMS={wanted}" if wanted else ""
+        raise DeviceError(f"no device can be used{asked}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
