@@ -1,4 +1,4 @@
-"""Requests made up from our own OpenAPI document: whatever comes, no 5xx, and the server is alive and idle afterwards."""
+"""Requests made up from our own OpenAPI document: whatever comes, no 5xx, and the server is idle afterwards."""
 
 import json
 from collections.abc import Iterator
