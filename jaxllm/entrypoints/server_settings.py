@@ -156,6 +156,7 @@ def bind_port(host: str, port: int, flag: str) -> socket.socket:
         # As create_server does it, an address that was just in use can be had, one that is in use can't.
         listener = socket.create_server(address, family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}; set --host or {flag}") from None
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise ConfigError(f"can't listen on {host}:{port}: {reason}; set --host or {flag}") from None
     listener.setblocking(False)
     return listener

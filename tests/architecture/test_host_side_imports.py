@@ -13,6 +13,8 @@ HOST_MODULES = (
     "jaxllm.engine.llm_engine",
     "jaxllm.scheduler.scheduler",
     "jaxllm.generate",
+    "jaxllm.serve",
+    "jaxllm.entrypoints.openai.http_server",
 )
 DEVICE_PACKAGES = ("jax", "jaxlib", "flax", "pallas_kernels", "sharding")
 
