@@ -33,7 +33,7 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 def used_blocks(server: ServerProcess) -> float:
     request = urllib.request.Request(server.url + "/metrics", headers={"authorization": f"Bearer {KEY}"})
     with urllib.request.urlopen(request, timeout=60) as answer:
-        line = next(line for line in answer.read().decode().splitlines() if 'state="used"' in line)
+        line = next(line for line in answer.read().decode().splitlines() if 'pool="device",state="used"' in line)
     return float(line.split()[-1])
 
 
