@@ -36,7 +36,7 @@ class SideServer(Protocol):
     async def stop(self, grace_s: float) -> None: ...
 
 
-StartSideServer = Callable[[AsyncLLMEngine], Awaitable[SideServer]]
+StartSideServer = Callable[[AsyncLLMEngine, AdmissionControl], Awaitable[SideServer]]
 
 
 def run_servers(
@@ -62,7 +62,7 @@ async def _serve(
     http = _HttpServer(app, lifecycle.on_signal)
     serving_http = asyncio.create_task(http.serve(sockets=[listener]))
     counting = asyncio.create_task(_count(serving, page))
-    side = None if start_side is None else await start_side(engine)
+    side = None if start_side is None else await start_side(engine, serving.admission)
     host, port = listener.getsockname()[:2]
     _logger.info("HTTP on %s:%d; the model is loading, /health tells how far", host, port)
     code = await lifecycle.run()
