@@ -154,9 +154,13 @@ def bind_port(host: str, port: int, flag: str) -> socket.socket:
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(info[0], socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(info[4])
-        listener.listen(2048)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(info[4])
+            listener.listen(2048)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}; set --host or {flag}") from None
     listener.setblocking(False)
