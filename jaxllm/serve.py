@@ -18,7 +18,8 @@ from jaxllm.exceptions import EXIT_OK, EXIT_USAGE, ConfigError
 from jaxllm.logger import configure_for_server
 
 if TYPE_CHECKING:
-    from jaxllm.entrypoints.openai.http_server import SideServer, StartSideServer
+    from jaxllm.entrypoints.openai.http_server import StartSideServer
+    from jaxllm.entrypoints.openai.lifecycle import SideServer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,19 +50,16 @@ def _run(engine: AsyncLLMEngine, settings: ServerSettings, listener: socket.sock
         from jaxllm.entrypoints.openai.http_server import run_servers
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs {error.name}: install 'jaxllm[serve]'") from error
-    return run_servers(engine, settings, listener, _grpc_starter(settings, model))
+    start_side = None if settings.grpc_port is None else _grpc_starter(settings, settings.grpc_port, model)
+    return run_servers(engine, settings, listener, start_side)
 
 
-def _grpc_starter(settings: ServerSettings, model: str) -> "StartSideServer | None":
-    """Returns what starts the gRPC server, or None if none was asked for."""
-    port = settings.grpc_port
-    if port is None:
-        return None
+def _grpc_starter(settings: ServerSettings, port: int, model: str) -> "StartSideServer":
     try:
         from jaxllm.entrypoints.grpc_server.server import start_grpc_server
         from jaxllm.entrypoints.grpc_server.settings import GrpcSettings
     except ModuleNotFoundError as error:
-        raise ConfigError(f"--grpc-port needs {error.name}: install 'jaxllm[grpc]'") from error
+        raise ConfigError(f"gRPC needs {error.name}: install 'jaxllm[grpc]', or leave out --grpc-port") from error
 
     def start(engine: AsyncLLMEngine, admission: AdmissionControl) -> "Awaitable[SideServer]":
         grpc_settings = GrpcSettings(

@@ -101,19 +101,20 @@ def _add_post(
             body = await read_body(request, model)
             return await while_connected(request, handle(body))
 
-        return await _answer(read_and_handle())
+        return await _answer(read_and_handle(), prompt_field)
 
+    prompt_field = "messages" if model is ChatCompletionRequest else "prompt"
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     body_doc = {"required": True, "content": {"application/json": {"schema": schema}}}
     app.post(path, openapi_extra={"requestBody": body_doc}, summary=model.__doc__)(route)
 
 
-async def _answer(work: Awaitable[Response]) -> Response:
+async def _answer(work: Awaitable[Response], prompt_field: str = "prompt") -> Response:
     """Returns the answer, or the error that came instead."""
     try:
         return await work
     except Exception as error:
-        return error_response(to_api_error(error))
+        return error_response(to_api_error(error, prompt_field))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

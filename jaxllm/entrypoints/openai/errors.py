@@ -60,12 +60,18 @@ class ApiError(JaxllmError):
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
 
 
-def to_api_error(error: BaseException) -> ApiError:
-    """Returns what a client is told of an error; an error that isn't a known one is logged."""
+def to_api_error(error: BaseException, prompt_field: str = "prompt") -> ApiError:
+    """Returns what a client is told of an error; an error that isn't a known one is logged.
+
+    Args:
+      error: Any.
+      prompt_field: The body's field that the prompt came from.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequestError):
-        return ApiError(400, _one_line(error), error.param, error.code)
+        param = prompt_field if error.param in ("prompt", "prompt_token_ids") else error.param
+        return ApiError(400, _one_line(error), param, error.code or (param and "invalid_value"))
     if isinstance(error, RequestFailedError):
         return ApiError(500, "the engine failed at this request; others go on", code="request_failed")
     if isinstance(error, EngineDeadError):

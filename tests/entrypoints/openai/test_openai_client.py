@@ -84,7 +84,11 @@ def test_errors_become_the_clients_exceptions(server: ServerProcess, client: ope
 
     with pytest.raises(openai.BadRequestError, match="temperature") as bad:
         complete(temperature=-1)
-    assert (bad.value.param, bad.value.code, bad.value.type) == ("temperature", "invalid_value", "invalid_request_error")
+    assert (bad.value.param, bad.value.code, bad.value.type) == (
+        "temperature",
+        "invalid_value",
+        "invalid_request_error",
+    )
     with pytest.raises(openai.BadRequestError) as long:
         complete(prompt="a" * 5000)
     assert long.value.code == "context_length_exceeded"
