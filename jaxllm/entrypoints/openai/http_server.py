@@ -51,7 +51,7 @@ async def _serve(
         uses_generation_config=settings.generation_config == "auto",
     )
     page = MetricsPage(serving)
-    app = Gate(build_app(serving, page), settings.api_keys, settings.allowed_hosts, settings.logs_requests)
+    app = Gate(build_app(serving, page), admission, settings.api_keys, settings.allowed_hosts, settings.logs_requests)
     side = None if start_side is None else await start_side(engine, admission)
     lifecycle = Lifecycle(serving, side, settings.shutdown_timeout_s)
     http = _HttpServer(app, lifecycle.on_signal)

@@ -13,7 +13,7 @@ from uuid import uuid4
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.engine.input_processor import Prompt
 from jaxllm.entrypoints.admission import AdmissionControl, QueueFullError
-from jaxllm.entrypoints.openai.errors import RETRY_LOADING_S, ApiError, model_not_found
+from jaxllm.entrypoints.openai.errors import RETRY_LOADING_S, ApiError, model_not_found, queue_full
 from jaxllm.entrypoints.sampling_defaults import sampling_defaults
 from jaxllm.exceptions import EngineDeadError, InvalidRequestError
 from jaxllm.outputs import RequestOutput
@@ -107,7 +107,7 @@ class ServingEngine:
         try:
             ticket = self.admission.admit(len(prompts) * params.n)
         except QueueFullError as error:
-            raise ApiError(429, str(error), code="queue_full", retry_after_s=error.retry_after_s) from None
+            raise queue_full(str(error), error.retry_after_s) from None
         with ticket:
             async with aclosing(self._outputs(prompts, params, priority, final_only)) as outputs:
                 try:
