@@ -138,7 +138,7 @@ def test_the_npm_package(server: ServerProcess, node_modules: Path) -> None:
         copy = Path(shutil.copy(script, folder))
         (copy.parent / "node_modules").symlink_to(node_modules)
         command = ["node", str(copy), server.url + "/v1", KEY]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["models"] == ["fake"]
