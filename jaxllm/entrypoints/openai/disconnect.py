@@ -23,11 +23,11 @@ async def while_connected(request: Request, work: Awaitable[Response]) -> Respon
     """
     task = asyncio.current_task()
     assert task is not None
-    has_gone = False
+    has_gone = is_over = False
 
     def on_gone(leaving: "asyncio.Task[Any]") -> None:
         nonlocal has_gone
-        if not leaving.cancelled():
+        if not is_over and not leaving.cancelled():
             has_gone = True
             task.cancel()
 
@@ -41,5 +41,5 @@ async def while_connected(request: Request, work: Awaitable[Response]) -> Respon
         task.uncancel()
         return Response(status_code=499)  # nobody reads it
     finally:
-        leaving.remove_done_callback(on_gone)
+        is_over = True  # the callback may be on its way already
         leaving.cancel()
