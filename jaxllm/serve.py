@@ -50,11 +50,18 @@ def _run(engine: AsyncLLMEngine, settings: ServerSettings, listener: socket.sock
         from jaxllm.entrypoints.openai.http_server import run_servers
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs {error.name}: install 'jaxllm[serve]'") from error
-    start_side = None if settings.grpc_port is None else _grpc_starter(settings, settings.grpc_port, model)
-    return run_servers(engine, settings, listener, start_side)
+    return run_servers(engine, settings, listener, grpc_starter(settings, model))
 
 
-def _grpc_starter(settings: ServerSettings, port: int, model: str) -> "StartSideServer":
+def grpc_starter(settings: ServerSettings, model: str) -> "StartSideServer | None":
+    """Returns what starts the gRPC server, or None where none was asked for.
+
+    Raises:
+      ConfigError: gRPC isn't installed.
+    """
+    if settings.grpc_port is None:
+        return None
+    port = settings.grpc_port
     try:
         from jaxllm.entrypoints.grpc_server.server import start_grpc_server
         from jaxllm.entrypoints.grpc_server.settings import GrpcSettings

@@ -82,6 +82,9 @@ class _LetterTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "a" * len(ids)
 
+    def to_json(self) -> str:
+        return "{}"
+
 
 class HostLoop:
     """The host's parts of an engine with num_seqs requests, and a device that draws token 1 at once.

@@ -27,6 +27,7 @@ from jaxllm.exceptions import (
     InvalidRequestError,
     JaxllmError,
     RequestFailedError,
+    from_name,
 )
 from jaxllm.logger import get_logger
 from jaxllm.messages import EngineCoreOutput, KVCacheInfo, RefusedRequest, SchedulerStats
@@ -73,7 +74,7 @@ class AsyncLLMEngine:
         self._progress = LoadProgress("opening the model")
         self._front_end: FrontEnd | None = None
         self._client: AsyncMPClient | None = None
-        self._load_error: JaxllmError | None = None
+        self._own_error: JaxllmError | None = None
         self._loaded: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._lock = threading.Lock()  # guards _client and _is_stopped while loading
         self._is_draining = False
@@ -109,7 +110,7 @@ class AsyncLLMEngine:
         """Why the engine can't answer any more; None while it may, and after a shutdown that was asked for."""
         if self._is_stopped:
             return None
-        return self._load_error or (self._client.error if self._client is not None else None)
+        return self._own_error or (self._client.error if self._client is not None else None)
 
     @property
     def errored(self) -> bool:
@@ -298,14 +299,13 @@ class AsyncLLMEngine:
                 self._output_processor = OutputProcessor(tokenizer)
                 self._end_loading(None)
             case EngineFailed():
-                assert self._client is not None and self._client.error is not None
-                self._end_loading(self._client.error)
+                self._end_loading(from_name(message.error, message.message))
 
     def _end_loading(self, error: JaxllmError | None) -> None:
         with self._lock:
             if self._loaded.done():
                 return
-            self._load_error = error
+            self._own_error = error
             if error is None:
                 self._loaded.set_result(None)
             else:
@@ -388,6 +388,10 @@ class AsyncLLMEngine:
                     await asyncio.sleep(0)
         except EngineDeadError as error:
             self._fail_all(error)
+        except Exception as error:  # a fault of ours: nobody would get an answer any more
+            _logger.exception("the output task has failed")
+            self._own_error = EngineDeadError(f"the output task has failed: {type(error).__name__}: {error}")
+            self._fail_all(self._own_error)
 
     def _refuse(self, refused: RefusedRequest) -> None:
         assert self._output_processor is not None

@@ -19,6 +19,7 @@ standard input, whose writing end we hold: when a process dies, the kernel close
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ _logger = get_logger(__name__)
 
 _SHUTDOWN_TIMEOUT_S = 5.0
 _LAST_WORDS_MS = 200  # how long a dead child's messages may still be on their way through the kernel
+_STANDARD_ERROR = 2
 _MODULE = "jaxllm.engine.engine_core_proc"
 
 
@@ -54,11 +56,11 @@ class CoreProcess:
         self._on_message = on_message
         self._encoder = MessageEncoder()
         self._send_lock = threading.Lock()
+        self._owner_pid = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="jaxllm-"))  # mode 0700
         self._context = zmq.Context()
         self._input = self._context.socket(zmq.PUSH)
         self._input.set_hwm(0)  # never waits: the core takes messages off between steps only
-        self._input.bind(f"ipc://{self._folder}/input")
         self._is_shutting_down = False
         self._is_ready = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,7 +70,10 @@ class CoreProcess:
         self._watcher.start()
         error = started.get()
         if error is not None:
-            raise EngineDeadError(f"the engine process can't be started: {error}") from error
+            raise EngineDeadError(
+                f"the engine process, with sockets in {self._folder}, can't be started: {error}; "
+                "TMPDIR names another place"
+            ) from error
 
     @property
     def pid(self) -> int:
@@ -88,8 +93,12 @@ class CoreProcess:
 
     def shutdown(self) -> None:
         """Asks the core to stop, kills it if it doesn't, and waits until it has gone. Idempotent, for any thread."""
+        if os.getpid() != self._owner_pid:
+            return  # a fork of the process that owns it ends
         self._is_shutting_down = True
         self.send(ShutDown())
+        if threading.current_thread() is self._watcher:
+            return  # the collector calls us there; the core goes all the same
         self._watcher.join(_SHUTDOWN_TIMEOUT_S if self._is_ready else 0)  # it doesn't listen while it loads
         if self._watcher.is_alive():
             assert self._process is not None
@@ -100,8 +109,9 @@ class CoreProcess:
         """Spawns the child, passes on what it says until it has gone, and clears up."""
         output = self._context.socket(zmq.PULL)
         output.set_hwm(0)
-        output.bind(f"ipc://{self._folder}/output")
         try:
+            self._input.bind(f"ipc://{self._folder}/input")
+            output.bind(f"ipc://{self._folder}/output")
             sentinel, self._process = _spawn(self._folder)
         except BaseException as error:
             self._close(output)
@@ -152,11 +162,12 @@ def _spawn(folder: Path) -> tuple[int, "subprocess.Popen[bytes]"]:
     """Returns the sentinel, readable once the child has gone, and the child."""
     sentinel, childs_end = os.pipe()
     # The same modules as here, whatever has been done to sys.path; -P, as the current folder is not one of them.
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    path = os.pathsep.join(str(entry) or os.getcwd() for entry in sys.path)
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE, str(folder), str(childs_end)],
             stdin=subprocess.PIPE,
+            stdout=_STANDARD_ERROR,  # our standard output holds generated text alone
             pass_fds=(childs_end,),
             env={**os.environ, "PYTHONPATH": path},
             process_group=0,  # Ctrl-C is for us; what becomes of the child is ours to say
@@ -173,5 +184,8 @@ def _failure_of(exit_code: int, was_asked: bool) -> EngineFailed:
     """Returns the last word of a child that has left none."""
     if was_asked:
         return EngineFailed(EngineDeadError.__name__, "the engine was shut down")
-    how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    if exit_code < 0:
+        how = f"was ended by {signal.Signals(-exit_code).name}"
+    else:
+        how = f"ended with exit code {exit_code}"
     return EngineFailed(EngineDeadError.__name__, f"the engine process {how}")

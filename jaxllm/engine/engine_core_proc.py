@@ -74,10 +74,8 @@ def _run(inbox: Inbox, send: Callable[[FromCore], None]) -> int:
     _die_by_signal_with_parent()
     try:
         core = _load(start.config, send)
-        try:
-            EngineCoreLoop(core, inbox, send).run()
-        finally:
-            core.shutdown()
+        EngineCoreLoop(core, inbox, send).run()
+        core.shutdown()  # where it has failed, the end of the process frees the device
     except JaxllmError as error:
         send(EngineFailed(type(error).__name__, str(error)))
         return exit_code(error)

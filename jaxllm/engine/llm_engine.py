@@ -24,6 +24,8 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 EngineProcess = Literal["mp", "inproc"]
+# A process of its own costs nothing that could be measured where the device sets the pace (README, "Where the core
+# runs"), hides the front end's work behind the device's where it doesn't, and gives the device back whole when it ends.
 DEFAULT_ENGINE_PROCESS: EngineProcess = "mp"
 
 
@@ -148,6 +150,10 @@ class LLMEngine:
           Whether it did: while a request runs it does nothing and returns False.
         """
         return self._client.reset_prefix_cache()
+
+    def get_stats(self) -> SchedulerStats:
+        """Asks the scheduler for its counters of this moment; `stats` has those of the latest step."""
+        return self._client.get_stats()
 
     def shutdown(self) -> None:
         """Frees the device. The engine can't be used afterwards; a second call does nothing."""

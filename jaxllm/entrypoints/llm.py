@@ -29,11 +29,15 @@ class LLM:
 
     Args:
       model: The default model's name, a .gguf file, a Hugging Face directory, or a hub id.
+      engine_process: Where the engine runs. "mp", the default: in a process of its own, which takes no more processor
+        time, works while this one turns tokens into text, and gives all of the device's memory back at shutdown.
+        "inproc": in this one, for debuggers and profilers, and where this process holds the device already.
       **engine_args: Any other field of EngineArgs.
 
     Raises:
       ConfigError: An engine argument breaks a rule.
       ModelLoadError: The model can't be found, read or run.
+      DeviceError: A device can't be used.
     """
 
     def __init__(

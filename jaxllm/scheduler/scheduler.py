@@ -240,4 +240,5 @@ class Scheduler:
             num_swapped=len(self.queues.swapped),
             num_swapped_out_blocks=self._num_swapped_out_blocks,
             num_swapped_in_blocks=self._num_swapped_in_blocks,
+            num_free_host_blocks=self.kv_cache_manager.host_blocks.num_free_blocks,
         )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm.config import EngineConfig
+from jaxllm.exceptions import DeviceError
 from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
@@ -42,10 +43,17 @@ class Worker:
         Raises:
           ModelLoadError: The checkpoint is damaged or doesn't fit its config.
           ConfigError: The KV cache doesn't fit in memory.
+          DeviceError: A device is absent, held by another process, or out of memory.
         """
-        config, scheduler = self._config, self._config.scheduler
         enable_compile_cache()
-        platform = jax.default_backend()
+        platform = _platform()
+        try:
+            return self._initialize(platform)
+        except jax.errors.JaxRuntimeError as error:
+            raise DeviceError(f"the device failed while the model was loaded: {_first_line(error)}") from error
+
+    def _initialize(self, platform: str) -> KVCacheInfo:
+        config, scheduler = self._config, self._config.scheduler
         mesh = make_mesh(jax.local_devices()[:1])
         dtype = _compute_dtype(config.dtype, platform)
         # XLA:CPU computes element by element in float32 anyway; converting back and forth would cost more.
@@ -115,6 +123,17 @@ def _profile_memory(
         weight_bytes=used_bytes,
         activation_bytes=num_activation_bytes,
     )
+
+
+def _platform() -> str:
+    try:
+        return jax.default_backend()
+    except RuntimeError as error:
+        raise DeviceError(f"no device can be used: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def _device_memory() -> tuple[int, int]:

@@ -16,13 +16,15 @@ from jaxllm.engine.core_messages import EngineFailed, FromCore, Ready, ShutDown,
 from jaxllm.engine.engine_core import EngineCore
 from jaxllm.engine.front_end import FrontEnd
 from jaxllm.engine.serialization import MessageDecoder, MessageEncoder
-from jaxllm.exceptions import EngineDeadError
+from jaxllm.exceptions import ConfigError, DeviceError, EngineDeadError, ModelLoadError
 from jaxllm.executor.executor import make_executor
-from jaxllm.messages import ModelRunnerOutput, SampledToken, SchedulerOutput
+from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SampledToken, SchedulerOutput
+from jaxllm.progress import progress_bar
 from tests.fakes.byte_tokenizer import ByteTokenizer
 from tests.fakes.engines import engine_config
 from tests.fakes.fake_executor import FakeExecutor, Row
 
+FAKES = "tests.fakes.fake_cores"
 STEP_S = 0.001
 
 
@@ -61,9 +63,59 @@ class AlphabetExecutor(FakeExecutor):
         return super()._draw_token(row, 1 if row.sampling_params.is_greedy else seed)
 
 
-def fake_config(
-    executor_class: str = "tests.fakes.fake_cores:AlphabetExecutor", max_model_len: int = 128
-) -> EngineConfig:
+class SlowToLoad(AlphabetExecutor):
+    """Takes half a second to load."""
+
+    def initialize(self) -> KVCacheInfo:
+        with progress_bar(5, "loading weights", "B") as bar:
+            for _ in range(5):
+                time.sleep(0.11)
+                bar.update(1)
+        return super().initialize()
+
+
+class NeverLoads(AlphabetExecutor):
+    def initialize(self) -> KVCacheInfo:
+        with progress_bar(2, "loading weights", "B") as bar:
+            bar.update(1)
+            time.sleep(3600)
+        return super().initialize()
+
+
+class PrintsAWord(AlphabetExecutor):
+    def initialize(self) -> KVCacheInfo:
+        print("word", flush=True)
+        return super().initialize()
+
+
+class _Fails(AlphabetExecutor):
+    error: type[BaseException]
+
+    def initialize(self) -> KVCacheInfo:
+        raise self.error(f"the test wants a {self.error.__name__}")
+
+
+class FailsConfigError(_Fails):
+    error = ConfigError
+
+
+class FailsModelLoadError(_Fails):
+    error = ModelLoadError
+
+
+class FailsDeviceError(_Fails):
+    error = DeviceError
+
+
+class FailsKeyError(_Fails):
+    error = KeyError
+
+
+class FailsSystemExit(_Fails):
+    error = SystemExit
+
+
+def fake_config(executor_class: str = f"{FAKES}:AlphabetExecutor", max_model_len: int = 128) -> EngineConfig:
     config = engine_config(max_model_len=max_model_len, model_limit=max(128, max_model_len))
     return dataclasses.replace(config, executor_class=executor_class)
 

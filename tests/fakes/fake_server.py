@@ -22,6 +22,7 @@ from jaxllm.entrypoints.arg_parser import ArgParser
 from jaxllm.entrypoints.openai.http_server import run_servers
 from jaxllm.entrypoints.server_settings import ServerSettings
 from jaxllm.logger import configure_for_server
+from jaxllm.serve import grpc_starter
 from tests.fakes.fake_cores import fake_config, fake_front_end
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     configure_for_server(args.log_format)
     settings = ServerSettings.from_cli_args(args)
     parts = fake_front_end(fake_config(args.executor, args.max_model_len))
-    return run_servers(AsyncLLMEngine(lambda: parts), settings, settings.bind())
+    return run_servers(AsyncLLMEngine(lambda: parts), settings, settings.bind(), grpc_starter(settings, "fake"))
 
 
 @dataclass

@@ -5,12 +5,14 @@ from jaxllm.worker.buckets import num_seqs_at, pick_bucket, token_ladder
 
 def test_ladders():
     assert token_ladder(2048, "cpu") == (
-        *(2, 4, 8, 16, 32, 64, 128, 256),
+        *(2, 8, 16, 32, 64, 128, 256),
         *(384, 512, 768, 1024, 1536, 2048),
     )
     assert token_ladder(400, "gpu") == (16, 32, 64, 128, 256, 512)
-    assert token_ladder(33, "cpu") == (2, 4, 8, 16, 32, 64)
+    assert token_ladder(33, "cpu") == (2, 8, 16, 32, 64)
     assert token_ladder(1, "cpu") == (2,)
+    assert token_ladder(4, "cpu") == (2, 4)
+    assert token_ladder(5, "cpu") == (2, 8)
     assert token_ladder(100, "tpu") == (16, 32, 64, 128)
     assert token_ladder(4, "gpu") == (16,)
 

@@ -1,13 +1,16 @@
 """The whole device side on a tiny model, against the dense reference: chunks, decode, mixtures, copies."""
 
+import jax
 import msgspec
 import numpy as np
 import pytest
 
 from jaxllm.config import CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.exceptions import DeviceError
 from jaxllm.messages import CachedSequences, NewSequence, SchedulerOutput
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.worker import worker as worker_module
 from jaxllm.worker.worker import Worker
 from tests.fakes.dense_llama import dense_logits
 from tests.fakes.tiny_models import tiny_llama, write_tiny_folder
@@ -164,6 +167,22 @@ def test_a_beam_gets_its_candidates_and_no_draw(worker, model):
     _assert_sampled(model, output, 2, token_ids)
 
 
+def test_a_device_that_cannot_be_had_or_used_is_a_device_error(model, tmp_path, monkeypatch):
+    def fail(error):
+        def raise_it(*args):
+            raise error
+
+        return raise_it
+
+    monkeypatch.setattr(jax, "default_backend", fail(RuntimeError("Unable to initialize backend 'tpu': held\nmore")))
+    with pytest.raises(DeviceError, match="^no device can be used: Unable to initialize backend 'tpu': held$"):
+        _start(model, tmp_path, "float32")
+    monkeypatch.undo()
+    monkeypatch.setattr(worker_module, "load_model", fail(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB")))
+    with pytest.raises(DeviceError, match="^the device failed while the model was loaded: RESOURCE_EXHAUSTED: 9 GiB$"):
+        _start(model, tmp_path, "float32")
+
+
 def test_a_logit_bias_moves_its_own_draw_alone_and_no_log_probability(worker, model):
     token_ids = [int(t) for t in np.random.default_rng(6).integers(3, 300, 6)]
     logits = dense_logits(model, token_ids)[-1]
@@ -198,4 +217,4 @@ def test_a_logit_bias_moves_its_own_draw_alone_and_no_log_probability(worker, mo
 
 def test_a_step_says_how_much_of_it_is_padding_and_nothing_compiles(worker):
     output = _run(worker, {1: 3}, [_new(1, [5, 6, 7], [3])], forget=True)
-    assert (output.num_padded_tokens, output.num_compiles) == (4, 0)
+    assert (output.num_padded_tokens, output.num_compiles) == (8, 0)

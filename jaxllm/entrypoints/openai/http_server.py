@@ -78,6 +78,8 @@ async def _count(serving: ServingEngine, page: MetricsPage) -> None:
         gc.collect()
         gc.freeze()
         _logger.info("ready to answer as %s", ", ".join(serving.served_model_names))
+        if serving.sampling_defaults:
+            _logger.info("sampling defaults from the model's generation_config: %s", serving.sampling_defaults)
         while True:
             await asyncio.sleep(INTERVAL_S)
             interval_log.write()

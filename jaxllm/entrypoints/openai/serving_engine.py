@@ -15,7 +15,7 @@ from jaxllm.engine.input_processor import Prompt
 from jaxllm.entrypoints.admission import AdmissionControl, QueueFullError
 from jaxllm.entrypoints.openai.errors import RETRY_LOADING_S, ApiError, model_not_found
 from jaxllm.entrypoints.sampling_defaults import sampling_defaults
-from jaxllm.exceptions import InvalidRequestError
+from jaxllm.exceptions import EngineDeadError, InvalidRequestError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
 
@@ -110,9 +110,15 @@ class ServingEngine:
             raise ApiError(429, str(error), code="queue_full", retry_after_s=error.retry_after_s) from None
         with ticket:
             async with aclosing(self._outputs(prompts, params, priority, final_only)) as outputs:
-                async for item in outputs:
-                    ticket.start()
-                    yield item
+                try:
+                    async for item in outputs:
+                        ticket.start()
+                        yield item
+                except EngineDeadError:
+                    if self.is_draining:
+                        message = "the server was shut down before this request was answered"
+                        raise ApiError(503, message, code="shutting_down") from None
+                    raise
 
     def _outputs(
         self, prompts: Sequence[Prompt], params: SamplingParams, priority: int, final_only: bool

@@ -1,4 +1,4 @@
-"""Requests made up from our own OpenAPI document: whatever comes, no 5xx, and the server is alive and idle afterwards."""
+"""Requests made up from our own OpenAPI document: whatever comes, no 5xx, and the server is idle afterwards."""
 
 import json
 from collections.abc import Iterator
@@ -58,5 +58,5 @@ def test_no_request_brings_a_5xx(server: ServerProcess) -> None:
         check()
     text = server.get("/metrics")[1].decode()
     assert 'vllm:num_requests_running{engine="0",model_name="fake"} 0.0' in text
-    assert 'jaxllm:kv_cache_blocks{engine="0",model_name="fake",state="used"} 0.0' in text
+    assert 'jaxllm:kv_cache_blocks{engine="0",model_name="fake",pool="device",state="used"} 0.0' in text
     assert server.process.poll() is None and expected_text(2) == "H\ufffd"

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from jaxllm.client import Client
 from tests.fakes.fake_server import ROOT, ServerProcess, health_phase, start_server
 
 ALPHABET = "tests.fakes.fake_cores:AlphabetExecutor"
@@ -63,7 +64,7 @@ def test_sigterm_lets_short_answers_finish_and_ends_the_rest_with_an_error(serve
     server.process.send_signal(signal.SIGTERM)
     server.wait_until(lambda: health_phase(server) == "draining" or server.process.poll() is not None, "draining")
     long, short = (stream.result() for stream in streams)
-    assert long[-1]["error"]["code"] == "engine_dead"
+    assert long[-1]["error"]["code"] == "shutting_down"
     assert short[-1]["choices"][0]["finish_reason"] == "length"
     assert server.process.wait(60) == 0
 
@@ -147,3 +148,19 @@ def test_a_model_that_is_not_there_is_exit_code_4() -> None:
     assert result.returncode == 4
     assert "no model '/nowhere/model.gguf'" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
+
+
+def test_http_and_grpc_share_one_engine_and_drain_together() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ["--grpc-port", str(port), "--api-key", "secret", "--shutdown-timeout", "60"]
+    with start_server(ALPHABET, *flags) as server, Client(f"127.0.0.1:{port}", "secret", timeout_s=120) as client:
+        assert client.generate("abc", max_tokens=3, temperature=0).text == "def"
+        assert server.get("/v1/models")[0] == 401
+        pieces = client.generate_stream("abc", max_tokens=500, temperature=0)
+        first = next(pieces)
+        server.process.send_signal(signal.SIGTERM)
+        text = first.text + "".join(piece.text for piece in pieces)
+        assert len(text) == 500
+        assert server.process.wait(60) == 0
