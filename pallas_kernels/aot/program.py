@@ -1,0 +1,31 @@
+"""What a row of the table compiles, and how much work the compiled loops have."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one call of a program does, whatever the compiler makes of it."""
+
+    needed_bytes: float  # what a perfect kernel moves
+    needed_flops: float  # and multiplies and adds
+    moved_bytes: float  # what this one moves between HBM and its own memory, padding and repeated reads with it
+    first_bytes: float = 0  # of them, those that arrive before the first computation can start
+    kv_tokens: int = 0  # KV tokens that the main loop goes over, for bundles per KV token; 0: not attention
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """A function to compile, with one real shape.
+
+    `trips` says how often loops run, by kernel name: for the loop with the most bundles and those around it, outermost
+    first, how often the body runs in the whole call. A loop that the compiler dissolved is missing from the left.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]  # trees of jax.ShapeDtypeStruct
+    donated: tuple[int, ...] = ()  # positions of arguments that the function may overwrite
+    work: Work
+    trips: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
