@@ -6,6 +6,7 @@
 | JAXLLM_LOG_LEVEL | DEBUG, INFO, WARNING or ERROR | WARNING |
 | JAXLLM_COMPILE_CACHE | 1: keep compiled programs on disk; 0: don't | 1 |
 | JAXLLM_DEBUG | 1: check the engine's own books whenever it becomes idle; 0: don't | 0 |
+| JAXLLM_ATTENTION | kernel backend: tpu, triton, xla or reference; read by pallas_kernels/backends.py | by platform |
 """
 
 import os
@@ -18,7 +19,7 @@ _CHOICES = {
     "JAXLLM_COMPILE_CACHE": ("1", "0"),
     "JAXLLM_DEBUG": ("1", "0"),
 }
-_KNOWN = ("JAXLLM_HOME", *_CHOICES)
+_KNOWN = ("JAXLLM_HOME", "JAXLLM_ATTENTION", *_CHOICES)
 
 
 def home() -> Path:

@@ -1,7 +1,5 @@
 """Grouped-query self-attention over the paged KV cache."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,12 +11,8 @@ from jaxllm.layers.rope import rope_frequencies, rotate
 from pallas_kernels.kv_cache_update import kv_cache_update
 from pallas_kernels.paged_attention import paged_attention
 
-
-class LayerCache(NamedTuple):
-    """One layer's keys and values in device memory, each [N, P, K, D]."""
-
-    k: jax.Array
-    v: jax.Array
+# One layer's keys and values in device memory, in the layout that pallas_kernels.paged_attention.KVLayout describes.
+LayerCache = tuple[jax.Array, ...]
 
 
 class Attention(nnx.Module):
@@ -52,14 +46,10 @@ class Attention(nnx.Module):
         frequencies = jnp.array(self.rope_frequencies, jnp.float32)
         q = rotate(q, batch.positions, frequencies)
         k = rotate(k, batch.positions, frequencies)
-        cache = LayerCache(
-            kv_cache_update(cache.k, k, batch.slots),
-            kv_cache_update(cache.v, v, batch.slots),
-        )
+        cache = kv_cache_update(cache, k, v, batch.slots)
         attended = paged_attention(
             q,
-            cache.k,
-            cache.v,
+            cache,
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,

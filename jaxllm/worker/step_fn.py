@@ -98,19 +98,19 @@ def score(logits: jax.Array, token_ids: jax.Array) -> sampler.ScoredTokens:
 
 def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.Array) -> LayerCache:
     """Copies whole blocks of one layer's keys and values; see pallas_kernels.kv_cache_update.copy_blocks."""
-    return LayerCache(copy_blocks(cache.k, sources, destinations), copy_blocks(cache.v, sources, destinations))
+    return tuple(copy_blocks(array, sources, destinations) for array in cache)
 
 
 def gather_cache_blocks(cache: LayerCache, sources: jax.Array) -> LayerCache:
-    """Returns the keys and values of blocks sources: [C], each [C, P, K, D]."""
-    return LayerCache(cache.k[sources], cache.v[sources])
+    """Returns the keys and values of blocks sources: [C], each array [C, ...]."""
+    return tuple(array[sources] for array in cache)
 
 
 def scatter_cache_blocks(cache: LayerCache, destinations: jax.Array, rows: LayerCache) -> LayerCache:
-    """Writes rows: [C, P, K, D] into blocks destinations: [C]. Pad with block 0, the null block."""
-    k = cache.k.at[destinations].set(rows.k, mode="promise_in_bounds")
-    v = cache.v.at[destinations].set(rows.v, mode="promise_in_bounds")
-    return LayerCache(k, v)
+    """Writes rows: [C, ...] of each array into blocks destinations: [C]. Pad with block 0, the null block."""
+    return tuple(
+        array.at[destinations].set(mine, mode="promise_in_bounds") for array, mine in zip(cache, rows, strict=True)
+    )
 
 
 def _layer_runner(graph_def: Any, tree: Any) -> LayerRunner:

@@ -20,6 +20,7 @@ from jaxllm.worker.model_runner import ModelRunner
 from jaxllm.worker.programs import ProgramShapes, list_programs
 from jaxllm.worker.step_fn import StepModel, split_model
 from jaxllm.worker.warmup import compile_programs, enable_compile_cache, measure_activations
+from pallas_kernels import describe_backends
 from sharding.mesh import make_mesh
 
 _logger = get_logger(__name__)
@@ -49,7 +50,8 @@ class Worker:
         dtype = _compute_dtype(config.dtype, platform)
         # XLA:CPU computes element by element in float32 anyway; converting back and forth would cost more.
         hidden_dtype = jnp.dtype(jnp.float32) if platform == "cpu" else dtype
-        _logger.info("%s, %s, compute dtype %s", platform, mesh.devices.ravel()[0].device_kind, dtype.name)
+        device_kind = mesh.devices.ravel()[0].device_kind
+        _logger.info("%s, %s, compute dtype %s, %s", platform, device_kind, dtype.name, describe_backends())
         layers_per_segment = 1 if platform == "cpu" else config.model.num_hidden_layers
         model = split_model(load_model(config, mesh, dtype, hidden_dtype), layers_per_segment)
         ladder = token_ladder(scheduler.max_num_batched_tokens, platform)

@@ -3,7 +3,6 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jaxllm.layers.attention import LayerCache
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.llama import build_layer
@@ -42,7 +41,7 @@ def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
         hidden_size=config.hidden_size,
         dtype=jnp.float32,
     )
-    cache = LayerCache(jnp.zeros(shape), jnp.zeros(shape))
+    cache = (jnp.zeros(shape), jnp.zeros(shape))
     return list_programs(split_model(model, 1), cache, shapes, make_mesh(jax.local_devices()[:1]))
 
 
