@@ -8,7 +8,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_min_heads_per_blk
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.tuned_block_sizes import TUNED_BLOCK_SIZES, simplify_key
 
-from pallas_kernels.aot.program import Program, Work
+from pallas_kernels.aot.program import Program, Trips, Work
 from pallas_kernels.aot.shapes import AttentionShape
 from pallas_kernels.aot.targets import TpuTarget
 
@@ -58,7 +58,7 @@ def build(shape: AttentionShape, target: TpuTarget) -> Program:
             first_bytes=tile_bytes / head_blocks,
             kv_tokens=tiles * tile_tokens,
         ),
-        trips={"ragged_paged_attention_kernel": (steps * head_blocks, pairs * head_blocks, tiles * head_blocks)},
+        trips={"ragged_paged_attention_kernel": Trips((steps * head_blocks, pairs * head_blocks, tiles * head_blocks))},
     )
 
 

@@ -1,43 +1,54 @@
 """How long a compiled kernel takes, from its program and the chip's numbers alone.
 
-A TPU kernel computes on one tile while the next one arrives, so it takes as long as the slower of the two, and one
-tile more before it can begin. Cycles come from the program: each loop's own bundles times how often the loop runs.
-Both arms of a branch count, so the estimate errs on the slow side. Latencies of single copies aren't known here.
+A TPU kernel computes on one tile while the next one arrives, so it takes as long as the slower of the two, and the
+first tile's time before it can begin. Cycles come from the program: each loop's own bundles times how often the loop
+runs. Both arms of a branch count, so the estimate errs on the slow side. Latencies of single copies aren't known here.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from pallas_kernels.aot.bundles import Loop, Schedule
-from pallas_kernels.aot.program import Work
+from pallas_kernels.aot.program import Trips, Work
 from pallas_kernels.aot.targets import GpuTarget, TpuTarget
 
 
 class Estimate(NamedTuple):
     """Times of one call, in seconds."""
 
-    compute_s: float  # the program's cycles
-    memory_s: float  # the bytes that it moves
+    compute_s: float  # of the instructions
+    memory_s: float  # of the bytes moved
     total_s: float  # both, overlapped
     roofline_share: float  # of the chip's bandwidth or matrix rate, whichever binds a perfect kernel; 0 to 1
 
+    def figures(self) -> dict[str, Any]:
+        """The same for the table, in microseconds."""
+        return {
+            "compute_us": round(self.compute_s * 1e6, 2),
+            "memory_us": round(self.memory_s * 1e6, 2),
+            "estimated_us": round(self.total_s * 1e6, 2),
+            "roofline_share": round(self.roofline_share, 3),
+        }
 
-def count_cycles(schedule: Schedule, trips: tuple[float, ...]) -> float:
-    """Cycles of one call of a kernel.
 
-    Args:
-      schedule: Its program.
-      trips: How often the bodies of the main path's loops run, outermost first. See Program.
+def count_cycles(schedule: Schedule, trips: Trips) -> float:
+    """Cycles of one call of a TPU kernel.
 
     Raises:
       ValueError: if the program has more loops around its main loop than `trips` knows.
     """
-    path = schedule.main_path()
-    if len(path) > len(trips):
-        raise ValueError(f"{schedule.name} has {len(path)} nested loops, its trips are given for {len(trips)}")
-    known = dict(zip(((loop.first, loop.last) for loop in path), trips[len(trips) - len(path) :], strict=True))
-    cycles = float(schedule.use(None).cycles)
-    return cycles + sum(_loop_cycles(schedule, loop, 1.0, known) for loop in schedule.loops)
+    path, bodies = schedule.main_path(), trips.bodies
+    if len(path) > len(bodies):
+        raise ValueError(f"{schedule.name} has {len(path)} nested loops, its trips are given for {len(bodies)}")
+    known = dict(zip(((loop.first, loop.last) for loop in path), bodies[len(bodies) - len(path) :], strict=True))
+
+    def loop_cycles(loop: Loop, outside: float) -> float:
+        use = schedule.use(loop)
+        each_time = trips.copies if use.dmas else 1
+        runs = known.get((loop.first, loop.last), outside * each_time)
+        return runs * use.cycles + sum(loop_cycles(inner, runs) for inner in loop.inner)
+
+    return schedule.use(None).cycles + sum(loop_cycles(loop, 1) for loop in schedule.loops)
 
 
 def estimate(cycles: float, work: Work, target: TpuTarget) -> Estimate:
@@ -48,25 +59,38 @@ def estimate(cycles: float, work: Work, target: TpuTarget) -> Estimate:
     return Estimate(compute_s, memory_s, total_s, ideal_seconds(work, target) / total_s)
 
 
+def estimate_gpu(warp_instructions: float, num_programs: int, work: Work, target: GpuTarget) -> Estimate:
+    """Overlaps the instructions of a GPU kernel with its bytes and matrix products.
+
+    Each multiprocessor issues four instructions a cycle, one a scheduler, if enough warps are ready: a GPU hides
+    latencies by itself, which no file tells, so this is a bound and real kernels take longer.
+    """
+    rate = 4 * target.clock_hz * min(num_programs, target.num_multiprocessors)
+    matrix_s = work.needed_flops / target.bf16_flops + work.needed_int8_ops / target.int8_ops
+    compute_s = max(warp_instructions / rate, matrix_s)
+    memory_s = work.moved_bytes / target.hbm_bytes_per_s
+    total_s = max(compute_s, memory_s)
+    return Estimate(compute_s, memory_s, total_s, ideal_seconds(work, target) / total_s)
+
+
 def ideal_seconds(work: Work, target: TpuTarget | GpuTarget) -> float:
-    """What a perfect kernel takes: bound by bandwidth in decode, by the matrix units in prefill."""
-    return max(work.needed_bytes / target.hbm_bytes_per_s, work.needed_flops / target.bf16_flops)
+    """What a perfect kernel takes: bound by bandwidth in decode, by the matrix units in prefill.
+
+    A chip without an int8 unit would convert and take its bf16 rate.
+    """
+    matrix_s = work.needed_flops / target.bf16_flops
+    if work.needed_int8_ops:
+        matrix_s += work.needed_int8_ops / (target.int8_ops or target.bf16_flops)
+    return max(work.needed_bytes / target.hbm_bytes_per_s, matrix_s)
 
 
-def find_trips(name: str, trips: Mapping[str, tuple[float, ...]]) -> tuple[float, ...]:
+def find_trips(name: str, trips: Mapping[str, Trips]) -> Trips:
     """Finds a kernel's entry: the compiler appends a number to the name that the kernel was given.
 
     Raises:
       ValueError: if no entry fits.
     """
-    fits: Iterable[str] = (key for key in trips if name == key or name.startswith(f"{key}."))
-    for key in fits:
-        return trips[key]
+    for key, entry in trips.items():
+        if name == key or name.startswith(f"{key}."):
+            return entry
     raise ValueError(f"no trip counts are given for {name}, only for {', '.join(trips) or 'nothing'}")
-
-
-def _loop_cycles(schedule: Schedule, loop: Loop, outside: float, known: Mapping[tuple[int, int], float]) -> float:
-    """Cycles of a loop and those in it; one that is off the main path is taken to run once each time."""
-    runs = known.get((loop.first, loop.last), outside)
-    own = runs * schedule.use(loop).cycles
-    return own + sum(_loop_cycles(schedule, inner, runs, known) for inner in loop.inner)

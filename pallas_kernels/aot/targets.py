@@ -15,7 +15,6 @@ class TpuTarget:
     mxu_flops_per_cycle: int  # bf16, all matrix units
     vmem_bytes: int
     smem_bytes: int = 1 << 20
-    is_tpu: bool = dataclasses.field(default=True, init=False)
 
     @property
     def clock_hz(self) -> float:
@@ -32,7 +31,8 @@ class GpuTarget:
     hbm_bytes_per_s: float
     bf16_flops: float  # a second, dense
     int8_ops: float
-    is_tpu: bool = dataclasses.field(default=False, init=False)
+    num_multiprocessors: int
+    clock_hz: float
 
 
 _MIB = 1 << 20
@@ -84,9 +84,33 @@ TPU_TARGETS = {
 GPU_TARGETS = {
     target.name: target
     for target in (
-        GpuTarget(name="sm_80", device="A100-SXM4-80GB", hbm_bytes_per_s=2.039e12, bf16_flops=312e12, int8_ops=624e12),
-        GpuTarget(name="sm_90", device="H100 SXM", hbm_bytes_per_s=3.35e12, bf16_flops=989e12, int8_ops=1979e12),
-        GpuTarget(name="sm_100", device="B200", hbm_bytes_per_s=8.0e12, bf16_flops=2250e12, int8_ops=4500e12),
+        GpuTarget(
+            name="sm_80",
+            device="A100-SXM4-80GB",
+            hbm_bytes_per_s=2.039e12,
+            bf16_flops=312e12,
+            int8_ops=624e12,
+            num_multiprocessors=108,
+            clock_hz=1.41e9,
+        ),
+        GpuTarget(
+            name="sm_90",
+            device="H100 SXM",
+            hbm_bytes_per_s=3.35e12,
+            bf16_flops=989e12,
+            int8_ops=1979e12,
+            num_multiprocessors=132,
+            clock_hz=1.83e9,
+        ),
+        GpuTarget(
+            name="sm_100",
+            device="B200",
+            hbm_bytes_per_s=8.0e12,
+            bf16_flops=2250e12,
+            int8_ops=4500e12,
+            num_multiprocessors=148,
+            clock_hz=1.85e9,
+        ),
     )
 }
 TARGETS: dict[str, TpuTarget | GpuTarget] = {**TPU_TARGETS, **GPU_TARGETS}

@@ -1,80 +1,95 @@
-"""Compiles rows of the table for TPUs: one process of libtpu a chip, started anew when the compiler takes it down."""
+"""Compiles a program for a TPU that isn't there and reads the figures of its kernels.
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+Works in a process whose environment workers.py prepared: libtpu is told there what to dump and to look for no TPU.
+"""
+
+import re
+import shutil
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from pallas_kernels.aot.bundles import DUMP_FLAGS
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# libtpu asks the cloud which TPU it runs on unless it is told; the type only has to be one that exists.
-_NO_TPU = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_STDERR_LOG_LEVEL": "3",
-    "TPU_MIN_LOG_LEVEL": "3",
-}
+from pallas_kernels.aot.bundles import Schedule, read_dumps
+from pallas_kernels.aot.program import Program
+from pallas_kernels.aot.roofline import count_cycles, estimate, find_trips
+from pallas_kernels.aot.targets import TpuTarget
 
-
-def compile_for_tpu(rows: Iterable[tuple[str, str]], target: str) -> Iterator[dict[str, Any]]:
-    """Compiles rows one after the other.
-
-    Args:
-      rows: Pairs of a kernel's and a shape's name.
-      target: The chip, one of TPU_TARGETS.
-
-    Yields:
-      For each row: compiled, reason, seconds and, if it compiled, figures.
-    """
-    with tempfile.TemporaryDirectory(prefix="aot-") as folder:
-        worker: subprocess.Popen[str] | None = None
-        errors = Path(folder, "errors.txt")
-        try:
-            for kernel, shape in rows:
-                worker = worker or _start(target, Path(folder, "dumps"), errors)
-                answer = _ask(worker, {"kernel": kernel, "shape": shape})
-                if answer is None:
-                    reason = f"the compiler ended with status {worker.wait()}: {_last_words(errors)}"
-                    answer, worker = {"compiled": False, "reason": reason, "seconds": None}, None
-                yield answer
-        finally:
-            if worker is not None:
-                worker.kill()
-                worker.wait()
+_KERNEL_CALL = re.compile(r'%(\S+) = [^\n]*custom_call_target="tpu_custom_call"[^\n]*')
+_VMEM_USED = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"')
+_OTHER_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
-def _start(target: str, dumps: Path, errors: Path) -> "subprocess.Popen[str]":
-    environment = {**os.environ, **_NO_TPU, "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={dumps} {DUMP_FLAGS}"}
-    command = [sys.executable, "-m", "pallas_kernels.aot.tpu_worker", target, str(dumps)]
-    with errors.open("w") as stderr:
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+class TpuCompiler:
+    """XLA:TPU and Mosaic for one TensorCore."""
+
+    def __init__(self, target: TpuTarget, dumps: Path) -> None:
+        """Args: the chip, and the folder that libtpu was told to dump to."""
+        device = topologies.get_topology_desc(platform="tpu", topology_name=target.topology).devices[0]
+        self._target = target
+        self._dumps = dumps
+        self._mesh = Mesh(np.array([device]), ("device",))
+
+    def compile(self, program: Program) -> dict[str, Any]:
+        """Returns the figures. What JAX, Mosaic or XLA raise goes through."""
+        shutil.rmtree(self._dumps, ignore_errors=True)
+        self._dumps.mkdir()
+        return _figures(program, self._optimized_hlo(program), self._target, read_dumps(self._dumps))
+
+    def _optimized_hlo(self, program: Program) -> str:
+        sharding = NamedSharding(self._mesh, PartitionSpec())
+        arguments = jax.tree.map(
+            lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding), program.arguments
         )
+        # The abstract mesh tells Pallas which chip it is for.
+        with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
+            jitted = jax.jit(program.function, donate_argnums=program.donated, out_shardings=sharding)
+            hlo = jitted.lower(*arguments).compile().as_text()
+        assert hlo is not None
+        return hlo
 
 
-def _ask(worker: "subprocess.Popen[str]", request: Mapping[str, str]) -> dict[str, Any] | None:
-    """Sends one request; None if the worker ended instead of answering."""
-    stdin, stdout = _pipes(worker)
-    try:
-        stdin.write(json.dumps(request) + "\n")
-        stdin.flush()
-    except BrokenPipeError:
-        return None
-    line = stdout.readline()
-    return json.loads(line) if line else None
+def _figures(program: Program, hlo: str, target: TpuTarget, dumped: list[Schedule]) -> dict[str, Any]:
+    calls = {match[1]: match[0] for match in _KERNEL_CALL.finditer(hlo)}
+    schedules = [schedule for schedule in dumped if schedule.name in calls]
+    if not schedules:
+        raise RuntimeError(f"libtpu dumped no program of {', '.join(calls) or 'any kernel'}")
+    cycles = {s.name: count_cycles(s, find_trips(s.name, program.trips)) for s in schedules}
+    # What XLA does around the kernels: copies, layout changes, metadata.
+    other_cycles = sum(int(number) for number in _OTHER_CYCLES.findall(hlo))
+    times = estimate(sum(cycles.values()) + other_cycles, program.work, target)
+    main = max(schedules, key=lambda schedule: cycles[schedule.name])
+    return {
+        "vmem_bytes": max(_vmem_bytes(call) for call in calls.values()),
+        "main_kernel": main.name,
+        **_loop_figures(main, find_trips(main.name, program.trips).bodies[-1], program.work.kv_tokens),
+        "kernel_cycles": round(sum(cycles.values())),
+        "other_cycles": other_cycles,
+        "moved_bytes": round(program.work.moved_bytes),
+        "needed_bytes": round(program.work.needed_bytes),
+        "needed_flops": round(program.work.needed_flops),
+        **times.figures(),
+    }
 
 
-def _pipes(worker: "subprocess.Popen[str]") -> tuple[IO[str], IO[str]]:
-    assert worker.stdin is not None and worker.stdout is not None
-    return worker.stdin, worker.stdout
+def _vmem_bytes(call: str) -> int:
+    used = _VMEM_USED.search(call)
+    return int(used[1]) if used else 0
 
 
-def _last_words(errors: Path) -> str:
-    lines = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
+def _loop_figures(schedule: Schedule, runs: float, kv_tokens: int) -> dict[str, Any]:
+    path = schedule.main_path()
+    inner = schedule.use(path[-1] if path else None)
+    return {
+        "inner_bundles": inner.bundles,
+        "inner_cycles": inner.cycles,
+        "around_bundles": [schedule.use(loop).bundles for loop in path[:-1]],
+        "bundles_per_kv_token": round(inner.bundles * runs / kv_tokens, 3) if kv_tokens else None,
+        "mxu_busy": round(inner.mxu_busy, 3),
+        "vpu_busy": round(inner.vpu_busy, 3),
+        "spills": inner.vector_spills,
+        "scalar_spills": inner.scalar_spills,
+    }
