@@ -12,7 +12,7 @@ class Work(NamedTuple):
     needed_flops: float  # and multiplies and adds
     moved_bytes: float  # what this one moves between HBM and its own memory, padding and repeated reads with it
     first_bytes: float = 0  # of them, those that arrive before the first computation can start
-    kv_tokens: int = 0  # KV tokens that the main loop goes over, for bundles per KV token; 0: not attention
+    kv_tokens: int = 0  # KV tokens that the main loop goes over, for bundles per KV token; 0: no decode
     needed_int8_ops: float = 0  # multiplies and adds that a perfect kernel does in int8
 
 

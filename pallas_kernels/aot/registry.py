@@ -1,4 +1,4 @@
-"""The kernels of the table: by name, who makes their programs and for which shapes and targets."""
+"""The kernels of the table: by name, who makes their programs, for which shapes and targets. Imports none of them."""
 
 import dataclasses
 import importlib
@@ -7,7 +7,8 @@ from typing import Any
 
 from pallas_kernels.aot.program import Program
 from pallas_kernels.aot.shapes import ATTENTION_SHAPES
-from pallas_kernels.aot.targets import TPU_TARGETS, GpuTarget, TpuTarget
+from pallas_kernels.aot.targets import TARGETS, TPU_TARGETS, GpuTarget, TpuTarget
+from pallas_kernels.aot.workers import RowKey
 
 BASELINE = "in-tree ragged_paged_attention"
 
@@ -19,7 +20,9 @@ class Kernel:
     name: str
     builder: str  # module:function, imported late: (shape, target) -> Program
     shapes: Mapping[str, Any]  # by name
+    fast_shapes: tuple[str, ...]  # those that CI compiles each time
     targets: tuple[str, ...]
+    may_refuse: bool = False  # a row that doesn't compile is no failure
 
     def build(self, shape: str, target: TpuTarget | GpuTarget) -> Program:
         """Makes the program of one row."""
@@ -27,15 +30,34 @@ class Kernel:
         build: Callable[[Any, Any], Program] = getattr(importlib.import_module(module), function)
         return build(self.shapes[shape], target)
 
+    def must_compile(self, key: RowKey) -> bool:
+        """Whether the table is wrong if this row isn't compiled."""
+        return not self.may_refuse
+
 
 KERNELS = {
     kernel.name: kernel
     for kernel in (
         Kernel(
+            name="paged_attention",
+            builder="pallas_kernels.aot.attention:build",
+            shapes=ATTENTION_SHAPES,
+            fast_shapes=(
+                "Llama-3-8B decode-64x2048",
+                "Llama-3-8B prefill-2048",
+                "Gemma-3-27B mixed-512+32",
+                "SmolLM2-135M decode-64x2048",
+                "Llama-3-8B decode-64x2048 int8-kv",
+            ),
+            targets=tuple(TARGETS),
+        ),
+        Kernel(
             name=BASELINE,
             builder="pallas_kernels.aot.baseline:build",
             shapes=ATTENTION_SHAPES,
+            fast_shapes=("Llama-3-70B/TP8 decode-64x2048",),
             targets=tuple(TPU_TARGETS),
+            may_refuse=True,
         ),
     )
 }

@@ -32,20 +32,14 @@ class Estimate(NamedTuple):
 
 
 def count_cycles(schedule: Schedule, trips: Trips) -> float:
-    """Cycles of one call of a TPU kernel.
-
-    Raises:
-      ValueError: if the program has more loops around its main loop than `trips` knows.
-    """
-    path, bodies = schedule.main_path(), trips.bodies
-    if len(path) > len(bodies):
-        raise ValueError(f"{schedule.name} has {len(path)} nested loops, its trips are given for {len(bodies)}")
-    known = dict(zip(((loop.first, loop.last) for loop in path), bodies[len(bodies) - len(path) :], strict=True))
+    """Cycles of one call of a TPU kernel. A loop beside the main path runs once each time, unless it starts copies."""
+    path = schedule.main_path(len(trips.bodies))
+    runs_of = dict(zip(((loop.first, loop.last) for loop in path), trips.bodies[-len(path) :], strict=True))
 
     def loop_cycles(loop: Loop, outside: float) -> float:
         use = schedule.use(loop)
         each_time = trips.copies if use.dmas else 1
-        runs = known.get((loop.first, loop.last), outside * each_time)
+        runs = runs_of.get((loop.first, loop.last), outside * each_time)
         return runs * use.cycles + sum(loop_cycles(inner, runs) for inner in loop.inner)
 
     return schedule.use(None).cycles + sum(loop_cycles(loop, 1) for loop in schedule.loops)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+_CACHE_TOKENS = 1 << 19
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Heads:
@@ -55,8 +57,8 @@ class AttentionShape:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the whole cache, the null block with them."""
-        return 1 + self.batch.num_seqs * self.blocks_per_seq
+        """Blocks of the whole cache. A server's cache is large; a small one XLA would keep in a TPU's own memory."""
+        return max(_CACHE_TOKENS // self.block_size, 1 + self.batch.num_seqs * self.blocks_per_seq)
 
     @property
     def read_tokens(self) -> int:

@@ -14,7 +14,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.aot.bundles import Schedule, read_dumps
-from pallas_kernels.aot.program import Program
+from pallas_kernels.aot.program import Program, Trips
 from pallas_kernels.aot.roofline import count_cycles, estimate, find_trips
 from pallas_kernels.aot.targets import TpuTarget
 
@@ -65,7 +65,7 @@ def _figures(program: Program, hlo: str, target: TpuTarget, dumped: list[Schedul
     return {
         "vmem_bytes": max(_vmem_bytes(call) for call in calls.values()),
         "main_kernel": main.name,
-        **_loop_figures(main, find_trips(main.name, program.trips).bodies[-1], program.work.kv_tokens),
+        **_loop_figures(main, find_trips(main.name, program.trips), program.work.kv_tokens),
         "kernel_cycles": round(sum(cycles.values())),
         "other_cycles": other_cycles,
         "moved_bytes": round(program.work.moved_bytes),
@@ -80,14 +80,14 @@ def _vmem_bytes(call: str) -> int:
     return int(used[1]) if used else 0
 
 
-def _loop_figures(schedule: Schedule, runs: float, kv_tokens: int) -> dict[str, Any]:
-    path = schedule.main_path()
+def _loop_figures(schedule: Schedule, trips: Trips, kv_tokens: int) -> dict[str, Any]:
+    path = schedule.main_path(len(trips.bodies))
     inner = schedule.use(path[-1] if path else None)
     return {
         "inner_bundles": inner.bundles,
         "inner_cycles": inner.cycles,
         "around_bundles": [schedule.use(loop).bundles for loop in path[:-1]],
-        "bundles_per_kv_token": round(inner.bundles * runs / kv_tokens, 3) if kv_tokens else None,
+        "bundles_per_kv_token": round(inner.bundles * trips.bodies[-1] / kv_tokens, 3) if kv_tokens else None,
         "mxu_busy": round(inner.mxu_busy, 3),
         "vpu_busy": round(inner.vpu_busy, 3),
         "spills": inner.vector_spills,
