@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -72,22 +73,38 @@ def _compile_target(keys: Sequence[RowKey], target: str) -> Iterator[tuple[RowKe
                 answer = _ask(worker, {"kernel": key.kernel, "shape": key.shape})
                 if answer is None:
                     reason = f"the compiler ended with status {worker.wait()}: {_last_words(errors)}"
-                    answer, worker = {"compiled": False, "reason": reason, "figures": {}}, None
+                    answer = {"compiled": False, "reason": reason, "figures": {}}
+                    _stop(worker)
+                    worker = None
                 yield key, answer
         finally:
             if worker is not None:
-                worker.kill()
-                worker.wait()
+                _stop(worker)
 
 
 def _start(target: str, dumps: Path, errors: Path) -> "subprocess.Popen[str]":
     """Starts a worker. Compilers are noisy when there is no accelerator, so what they print is only kept."""
     environment = {**os.environ, **_ENVIRONMENT, "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={dumps} {DUMP_FLAGS}"}
-    command = [sys.executable, "-m", "pallas_kernels.aot.worker", target, str(dumps)]
     with errors.open("w") as stderr:
         return subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+            _command(target, dumps),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
         )
+
+
+def _command(target: str, dumps: Path) -> list[str]:
+    return [sys.executable, "-m", "pallas_kernels.aot.worker", target, str(dumps)]
+
+
+def _stop(worker: "subprocess.Popen[str]") -> None:
+    """Ends a worker, dead or alive, and closes its pipes; a dead one may have left a request unread."""
+    worker.kill()
+    with suppress(BrokenPipeError), worker:
+        pass
 
 
 def _ask(worker: "subprocess.Popen[str]", request: Mapping[str, str]) -> dict[str, Any] | None:
