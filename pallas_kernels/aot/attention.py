@@ -20,15 +20,7 @@ def build(shape: AttentionShape, target: TpuTarget | GpuTarget) -> Program:
     backend = "tpu" if isinstance(target, TpuTarget) else "triton"
     layout = kv_layout(shape, backend)
     heads, batch = shape.heads, shape.batch
-    is_quantized = layout.dtype.itemsize == 1
-    function = functools.partial(
-        paged_attention,
-        scale=heads.head_dim**-0.5,
-        sliding_window=heads.sliding_window,
-        k_scale=0.5 if is_quantized else 1.0,
-        v_scale=0.5 if is_quantized else 1.0,
-        backend=backend,
-    )
+    function = functools.partial(paged_attention, backend=backend, **attention_options(shape))
     arguments = (
         jax.ShapeDtypeStruct((batch.num_tokens, heads.num_heads, heads.head_dim), jnp.bfloat16),
         tuple(jax.ShapeDtypeStruct(array, layout.dtype) for array in layout.shapes(shape.num_blocks)),
@@ -39,6 +31,17 @@ def build(shape: AttentionShape, target: TpuTarget | GpuTarget) -> Program:
     plan = _tpu_plan if backend == "tpu" else _gpu_plan
     work, trips = plan(shape, layout)
     return Program(function=function, arguments=arguments, work=work, trips=trips)
+
+
+def attention_options(shape: AttentionShape) -> dict[str, Any]:
+    """The wrapper's static options; a cache of one byte a number is scaled."""
+    scale = 1.0 if shape.kv_dtype == "bfloat16" else 1 / 64
+    return {
+        "scale": shape.heads.head_dim**-0.5,
+        "sliding_window": shape.heads.sliding_window,
+        "k_scale": scale,
+        "v_scale": scale,
+    }
 
 
 def kv_layout(shape: AttentionShape, backend: str) -> KVLayout:

@@ -8,9 +8,11 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_min_heads_per_blk
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.tuned_block_sizes import TUNED_BLOCK_SIZES, simplify_key
 
+from pallas_kernels.aot.attention import attention_options
 from pallas_kernels.aot.program import Program, Trips, Work
 from pallas_kernels.aot.shapes import AttentionShape
 from pallas_kernels.aot.targets import TpuTarget
+from pallas_kernels.aot.trials import Trial, attention_trial
 
 _DEVICE = {"v5e": "TPU v5", "v5p": "TPU v5", "v6e": "TPU v6", "tpu7x": "TPU7x"}
 # What the kernel takes where its own table has no entry.
@@ -25,6 +27,7 @@ def build(shape: AttentionShape, target: TpuTarget) -> Program:
     kv_dtype = jnp.dtype(shape.kv_dtype)
     q_heads, kv_rows = get_min_heads_per_blk(heads.num_heads, 2 * heads.num_kv_heads, jnp.bfloat16, kv_dtype)
     pages, queries = _block_sizes(shape, target, q_heads, kv_rows // 2, head_dim)
+    scale = None if shape.kv_dtype == "bfloat16" else attention_options(shape)["k_scale"]
     function = functools.partial(
         ragged_paged_attention,
         sm_scale=heads.head_dim**-0.5,
@@ -32,8 +35,8 @@ def build(shape: AttentionShape, target: TpuTarget) -> Program:
         num_kv_pages_per_block=pages,
         num_queries_per_block=queries,
         vmem_limit_bytes=target.vmem_bytes // 2,
-        k_scale=None if shape.kv_dtype == "bfloat16" else 1.0,
-        v_scale=None if shape.kv_dtype == "bfloat16" else 1.0,
+        k_scale=scale,
+        v_scale=scale,
     )
     kv_pages = (shape.num_blocks, shape.block_size, 2 * heads.num_kv_heads, head_dim)
     arguments = (
@@ -93,3 +96,20 @@ def _trips(shape: AttentionShape, queries: int, tile_tokens: int) -> tuple[int, 
         tiles += blocks * -(-seq_len // tile_tokens)
         start += query_len
     return -(-shape.batch.num_tokens // queries), pairs, tiles
+
+
+def make_trial(shape: AttentionShape, _: str) -> Trial:
+    """The trial of our own kernel, its cache with keys and values interleaved and head_dim padded to 128."""
+    trial = attention_trial(shape, "xla")
+    q, (k, v), tables, seq_lens, starts = trial.arguments
+    head_dim = shape.heads.head_dim
+    padding = ((0, 0),) * (q.ndim - 1) + ((0, -head_dim % _LANES),)
+    pages = jnp.stack([k, v], axis=3).reshape(*k.shape[:2], -1, head_dim)
+    pages = jnp.pad(pages, ((0, 0), *padding))
+    num_seqs = jnp.array([shape.batch.num_seqs], jnp.int32)
+
+    def expected() -> jax.Array:
+        return jnp.pad(trial.expected(), padding)
+
+    arguments = (jnp.pad(q, padding), pages, seq_lens, tables, starts, num_seqs)
+    return Trial(arguments=arguments, expected=expected, tolerance=trial.tolerance)

@@ -22,17 +22,26 @@ class Kernel:
     shapes: Mapping[str, Any]  # by name
     fast_shapes: tuple[str, ...]  # those that CI compiles each time
     targets: tuple[str, ...]
+    trial: str  # module:function, imported late: (shape, backend) -> Trial
     may_refuse: bool = False  # a row that doesn't compile is no failure
 
     def build(self, shape: str, target: TpuTarget | GpuTarget) -> Program:
         """Makes the program of one row."""
-        module, function = self.builder.split(":")
-        build: Callable[[Any, Any], Program] = getattr(importlib.import_module(module), function)
+        build: Callable[[Any, Any], Program] = _import(self.builder)
         return build(self.shapes[shape], target)
+
+    def make_trial(self, shape: str, target: TpuTarget | GpuTarget) -> Any:
+        """Makes arguments and expected results of one row, a trials.Trial."""
+        return _import(self.trial)(self.shapes[shape], "tpu" if isinstance(target, TpuTarget) else "triton")
 
     def must_compile(self, key: RowKey) -> bool:
         """Whether the table is wrong if this row isn't compiled."""
         return not self.may_refuse
+
+
+def _import(name: str) -> Any:
+    module, attribute = name.split(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 KERNELS = {
@@ -50,6 +59,7 @@ KERNELS = {
                 "Llama-3-8B decode-64x2048 int8-kv",
             ),
             targets=tuple(TARGETS),
+            trial="pallas_kernels.aot.trials:attention_trial",
         ),
         Kernel(
             name=BASELINE,
@@ -57,6 +67,7 @@ KERNELS = {
             shapes=ATTENTION_SHAPES,
             fast_shapes=("Llama-3-70B/TP8 decode-64x2048",),
             targets=tuple(TPU_TARGETS),
+            trial="pallas_kernels.aot.baseline:make_trial",
             may_refuse=True,
         ),
     )

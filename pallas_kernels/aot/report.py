@@ -51,14 +51,18 @@ def to_json(row: Row) -> str:
     return json.dumps({**row.key._asdict(), **answer})
 
 
-def format_table(rows: Sequence[Row]) -> str:
-    """Lays out all rows, reasons of those that weren't compiled included, and a legend."""
+def format_table(rows: Sequence[Row], *, is_measured: bool = False) -> str:
+    """Lays out all rows, with the reason of those that weren't compiled or are wrong, and a legend.
+
+    With is_measured the times are those of check.py, which knows nothing of registers and bundles.
+    """
+    header = tuple(name.replace("est us", "measured us") for name in _HEADER) if is_measured else _HEADER
     baseline = {(row.key.shape, row.key.target): row.figures for row in rows if row.key.kernel == BASELINE}
     cells = [_cells(row, baseline.get((row.key.shape, row.key.target), {})) for row in rows]
-    full = [row for row in (_HEADER, *cells) if len(row) == len(_HEADER)]
-    widths = [max(len(row[column]) for row in full) for column in range(len(_HEADER))]
-    lines = [_line(_HEADER, widths), "  ".join("-" * width for width in widths)]
-    return "\n".join([*lines, *(_line(row, widths) for row in cells), "", _LEGEND])
+    full = [row for row in (header, *cells) if len(row) == len(header)]
+    widths = [max(len(row[column]) for row in full) for column in range(len(header))]
+    lines = [_line(header, widths), "  ".join("-" * width for width in widths), *(_line(row, widths) for row in cells)]
+    return "\n".join(lines if is_measured else [*lines, "", _LEGEND])
 
 
 def summarize(rows: Sequence[Row]) -> str:
@@ -85,9 +89,9 @@ def _cells(row: Row, baseline: Mapping[str, Any]) -> tuple[str, ...]:
         _percent(figures.get("mxu_busy")),
         _percent(figures.get("vpu_busy")),
         _number(figures["moved_bytes"] / 1e6, 1),
-        _number(figures["estimated_us"], 1),
+        _number(_microseconds(figures), 1),
         _percent(figures["roofline_share"]),
-        _number(other.get("estimated_us"), 1),
+        _number(_microseconds(other), 1),
         _percent(other.get("roofline_share")),
     )
 
@@ -95,7 +99,11 @@ def _cells(row: Row, baseline: Mapping[str, Any]) -> tuple[str, ...]:
 def _memory(figures: Mapping[str, Any]) -> str:
     if "vmem_bytes" in figures:
         return f"{figures['vmem_bytes'] / 2**20:.1f} MiB"
-    return f"{figures['shared_bytes'] / 2**10:.1f} KiB"
+    return f"{figures['shared_bytes'] / 2**10:.1f} KiB" if "shared_bytes" in figures else "-"
+
+
+def _microseconds(figures: Mapping[str, Any]) -> float | None:
+    return figures.get("measured_us", figures.get("estimated_us"))
 
 
 def _number(value: float | None, digits: int = 0) -> str:
