@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.paged_attention import tpu_decode, tpu_prefill
 from pallas_kernels.paged_attention.flash import LOG2_E
 from pallas_kernels.paged_attention.kv_layout import LANES, num_kv_heads_of
-from pallas_kernels.paged_attention.tpu_config import TpuConfig, decode_config, prefill_config
+from pallas_kernels.paged_attention.tpu_config import DEFAULT_SIZES, TileSizes, TpuConfig, decode_config, prefill_config
 from pallas_kernels.paged_attention.tpu_pipeline import Buffers, Work, run
 
 
@@ -32,6 +32,7 @@ def paged_attention_tpu(
     sinks: jax.Array | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sizes: TileSizes = DEFAULT_SIZES,
     interpret: Any = False,
 ) -> jax.Array:
     """See pallas_kernels.paged_attention.paged_attention. `interpret` is pallas_call's."""
@@ -50,6 +51,7 @@ def paged_attention_tpu(
         "sliding_window": sliding_window,
         "logit_soft_cap": logit_soft_cap,
         "has_sinks": sinks is not None,
+        "sizes": sizes,
     }
     decode, prefill = decode_config(**options), prefill_config(**options)
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, decode.width - head_dim)))
@@ -63,9 +65,7 @@ def paged_attention_tpu(
     return out.reshape(num_tokens, num_heads, -1)[:, :, first_lane : first_lane + head_dim]
 
 
-def decode_work(
-    config: TpuConfig, block_tables: jax.Array, seq_lens: jax.Array, query_start_loc: jax.Array
-) -> Work:
+def decode_work(config: TpuConfig, block_tables: jax.Array, seq_lens: jax.Array, query_start_loc: jax.Array) -> Work:
     """Lists the sequences with one query, in order. R = S."""
     is_single = query_start_loc[1:] - query_start_loc[:-1] == 1
     seq = jnp.argsort(~is_single, stable=True).astype(jnp.int32)
@@ -128,7 +128,7 @@ def _call(
     interpret: Any,
 ) -> jax.Array:
     """Runs the kernel of one module. With `out`: [T, K, G, D] only the work's tokens are written to it, in place."""
-    hbm, vmem = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec(memory_space=pltpu.VMEM)
+    hbm, vmem = pl.BlockSpec(memory_space=pltpu.HBM), pl.BlockSpec(memory_space=pltpu.VMEM)
     operands, specs = [*work, q, kv], [hbm, hbm]
     if sinks is not None:
         operands.append(module.spread_sinks(config, sinks.astype(jnp.float32) * LOG2_E))

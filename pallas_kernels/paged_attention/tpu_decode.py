@@ -56,6 +56,27 @@ def make_compute(
         total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0)
         weighted[...] = jnp.zeros_like(weighted)
 
+    def multiply_keys(kv: jax.Array, index: jax.Array, first: int) -> jax.Array:
+        """Returns the products of ROWS queries with the keys of their KV heads: [ROWS, compute_tokens]."""
+        rows = queries[first : first + ROWS]
+        products = [
+            multiply(config, rows, load_keys(config, kv, index, head), transpose=True)
+            for head in _heads_of(config, first)
+        ]
+        return _pick(config, first, products)
+
+    def add_values(kv: jax.Array, index: jax.Array, first: int, scores: jax.Array) -> None:
+        """Adds the values to the weighted sums of ROWS queries."""
+        rows = slice(first, first + ROWS)
+        step = flash_step(scores, maximum[rows], total[rows])
+        weights = step.weights.astype(config.compute_dtype)
+        products = [
+            multiply(config, weights, load_values(config, kv, index, head)) for head in _heads_of(config, first)
+        ]
+        shrunk = weighted[rows] * widen(step.shrink, config.width)
+        weighted[rows] = shrunk + _pick(config, first, products)
+        maximum[rows], total[rows] = step.maximum, step.total
+
     def compute(tile: Tile, kv: jax.Array) -> None:
         clear_tail(config, kv, tile.num_keys)
 
@@ -63,22 +84,14 @@ def make_compute(
             iota = jax.lax.broadcasted_iota(jnp.int32, (ROWS, config.compute_tokens), 1)
             keys = tile.first_key + index * config.compute_tokens + iota
             visible = is_visible(keys, tile.first_query, config.sliding_window)
-            for first in range(0, num_rows, ROWS):
-                rows = slice(first, first + ROWS)
-                products = [
-                    multiply(config, queries[rows], load_keys(config, kv, index, head), transpose=True)
-                    for head in _heads_of(config, first)
-                ]
-                scores = scale_scores(_pick(config, first, products), config.scale, config.logit_soft_cap)
-                step = flash_step(jnp.where(visible, scores, HIDDEN), maximum[rows], total[rows])
-                weights = step.weights.astype(config.compute_dtype)
-                products = [
-                    multiply(config, weights, load_values(config, kv, index, head))
-                    for head in _heads_of(config, first)
-                ]
-                shrunk = weighted[rows] * widen(step.shrink, config.width)
-                weighted[rows] = shrunk + _pick(config, first, products)
-                maximum[rows], total[rows] = step.maximum, step.total
+            chunks = range(0, num_rows, ROWS)
+            ahead = multiply_keys(kv, index, chunks[0])
+            for first in chunks:
+                products = ahead
+                if first + ROWS < num_rows:  # the matrix unit goes on while this chunk's softmax is computed
+                    ahead = multiply_keys(kv, index, first + ROWS)
+                scores = scale_scores(products, config.scale, config.logit_soft_cap)
+                add_values(kv, index, first, jnp.where(visible, scores, HIDDEN))
 
         num_parts = (tile.num_keys + config.compute_tokens - 1) // config.compute_tokens
         jax.lax.fori_loop(0, num_parts, part, None)

@@ -21,7 +21,7 @@ class Work(NamedTuple):
 
     Example, block_size 16, query_tile 4, window 20: the tokens 40..45 of sequence 2, which are the step's tokens
     7..12, are two rows: num_rows 2, seq [2, 2], token [7, 11], num_queries [4, 2], first_block [1, 1] (position 40
-    sees 21, position 44 sees 25), end [44, 46].
+    sees back to 21, position 44 to 25), end [44, 46].
     """
 
     num_rows: jax.Array  # [1]
