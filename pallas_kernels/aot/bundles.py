@@ -24,8 +24,6 @@ _BRANCH = re.compile(r"sbr\.rel .*?target bundleno = (\d+)")
 _FILE = re.compile(r"\d+-(.+)-\d+$")
 # The bundles that a branch still runs before it is taken.
 _BRANCH_DELAY = 4
-# Loops that fill or clear some memory are smaller than this share of the largest loop.
-_SMALL_LOOP = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,15 +69,9 @@ class Schedule:
         """Bundles of the whole program, each counted once."""
         return len(self.used)
 
-    def main_path(self, max_depth: int) -> tuple[Loop, ...]:
-        """Finds the loop that the kernel is about and the loops around it, outermost first; empty without a loop.
-
-        That is the innermost of those that aren't small beside the largest, and of equally deep ones the largest.
-        """
-        paths = {path: self.use(path[-1]).cycles for path in _paths(self.loops) if len(path) <= max_depth}
-        largest = max(paths.values(), default=0)
-        candidates = [path for path, cycles in paths.items() if cycles >= _SMALL_LOOP * largest]
-        return max(candidates, key=lambda path: (len(path), paths[path]), default=())
+    def paths(self) -> list[tuple[Loop, ...]]:
+        """Each loop with those around it, outermost first."""
+        return list(_paths(self.loops))
 
     def use(self, loop: Loop | None) -> Use:
         """Counts a loop's own bundles, or with None those outside of every loop."""

@@ -31,10 +31,47 @@ class Estimate(NamedTuple):
         }
 
 
+class MainLoop(NamedTuple):
+    """The loop that a kernel spends its time in."""
+
+    path: tuple[Loop, ...]  # it and those around it, outermost first; empty if the program has no loop
+    runs: tuple[float, ...]  # how often each of their bodies runs
+
+
+def find_main_loop(schedule: Schedule, trips: Trips) -> MainLoop:
+    """Finds the loop with the most cycles in all by a kernel's trip counts.
+
+    Loops that run once a pass may be missing in the program: the compiler dissolves them.
+
+    Raises:
+      ValueError: the loops around the main loop aren't those that the counts are given for.
+    """
+
+    once = [index for index, runs in enumerate(trips.bodies) if runs == (trips.bodies[index - 1] if index else 1)]
+
+    def weight(path: tuple[Loop, ...]) -> tuple[float, int, int]:
+        """At most as many loops are missing as may be."""
+        cycles = schedule.use(path[-1]).cycles
+        runs = trips.bodies[min(len(path) + len(once), len(trips.bodies)) - 1]
+        return runs * cycles, len(path), cycles
+
+    paths = [path for path in schedule.paths() if len(path) <= len(trips.bodies)]
+    path = max(paths, key=weight, default=())
+    num_missing = len(trips.bodies) - len(path)
+    if num_missing > len(once):
+        raise ValueError(f"{schedule.name}'s main loop is {len(path)} deep, its trips are given as {trips.bodies}")
+    missing = once[len(once) - num_missing :]
+    return MainLoop(path, tuple(runs for index, runs in enumerate(trips.bodies) if index not in missing))
+
+
 def count_cycles(schedule: Schedule, trips: Trips) -> float:
-    """Cycles of one call of a TPU kernel. A loop beside the main path runs once each time, unless it starts copies."""
-    path = schedule.main_path(len(trips.bodies))
-    runs_of = dict(zip(((loop.first, loop.last) for loop in path), trips.bodies[-len(path) :], strict=True))
+    """Cycles of one call of a TPU kernel. A loop beside the main path runs once each time, unless it starts copies.
+
+    Raises:
+      ValueError: see find_main_loop.
+    """
+    main = find_main_loop(schedule, trips)
+    runs_of = {(loop.first, loop.last): runs for loop, runs in zip(main.path, main.runs, strict=True)}
 
     def loop_cycles(loop: Loop, outside: float) -> float:
         use = schedule.use(loop)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.aot.bundles import Schedule, read_dumps
 from pallas_kernels.aot.program import Program, Trips
-from pallas_kernels.aot.roofline import count_cycles, estimate, find_trips
+from pallas_kernels.aot.roofline import count_cycles, estimate, find_main_loop, find_trips
 from pallas_kernels.aot.targets import TpuTarget
 
 _KERNEL_CALL = re.compile(r'%(\S+) = [^\n]*custom_call_target="tpu_custom_call"[^\n]*')
@@ -81,13 +81,13 @@ def _vmem_bytes(call: str) -> int:
 
 
 def _loop_figures(schedule: Schedule, trips: Trips, kv_tokens: int) -> dict[str, Any]:
-    path = schedule.main_path(len(trips.bodies))
-    inner = schedule.use(path[-1] if path else None)
+    path, runs = find_main_loop(schedule, trips)
+    inner, num_runs = schedule.use(path[-1] if path else None), runs[-1] if runs else 1
     return {
         "inner_bundles": inner.bundles,
         "inner_cycles": inner.cycles,
         "around_bundles": [schedule.use(loop).bundles for loop in path[:-1]],
-        "bundles_per_kv_token": round(inner.bundles * trips.bodies[-1] / kv_tokens, 3) if kv_tokens else None,
+        "bundles_per_kv_token": round(inner.bundles * num_runs / kv_tokens, 3) if kv_tokens else None,
         "mxu_busy": round(inner.mxu_busy, 3),
         "vpu_busy": round(inner.vpu_busy, 3),
         "spills": inner.vector_spills,

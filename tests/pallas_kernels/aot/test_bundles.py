@@ -21,12 +21,12 @@ def test_recorded_kernel_has_its_two_loops() -> None:
     assert schedule.cycles == 293
     # The grid's branch at bundle 0x117 goes back to 0x3, the loop's at 0x108 to 0x14; four delay slots follow each.
     assert schedule.loops == (Loop(first=0x3, last=0x11B, inner=(Loop(first=0x14, last=0x10C, inner=()),)),)
-    assert [loop.first for loop in schedule.main_path(2)] == [0x3, 0x14]
+    assert [[loop.first for loop in path] for path in schedule.paths()] == [[0x3], [0x3, 0x14]]
 
 
 def test_recorded_kernel_waits_more_than_it_works() -> None:
     (schedule,) = read_dumps(DATA / "v6e")
-    inner = schedule.use(schedule.main_path(2)[-1])
+    inner = schedule.use(schedule.loops[0].inner[0])
     assert (inner.cycles, inner.bundles, inner.dmas) == (249, 44, 1)
     assert (inner.vector_spills, inner.scalar_spills) == (0, 0)
     # Four products of the matrix unit, two of which fit into a bundle.
@@ -70,10 +70,10 @@ def test_loops_beside_each_other_stay_apart_and_messages_are_no_bundles(tmp_path
     assert schedule.use(schedule.loops[0]).bundles == 3
 
 
-def test_a_program_without_loops_has_no_main_path(tmp_path: Path) -> None:
+def test_a_program_without_loops_is_counted_as_a_whole(tmp_path: Path) -> None:
     write_dump(tmp_path, ["{ %1 = vadd %v1 }"], ["0 1 0 0"])
     (schedule,) = read_dumps(tmp_path)
-    assert schedule.main_path(2) == ()
+    assert schedule.paths() == []
     assert schedule.use(None).vpu_busy == 0.25
 
 

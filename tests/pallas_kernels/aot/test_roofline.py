@@ -4,7 +4,14 @@ import pytest
 
 from pallas_kernels.aot.bundles import Loop, Schedule
 from pallas_kernels.aot.program import Trips, Work
-from pallas_kernels.aot.roofline import count_cycles, estimate, estimate_gpu, find_trips, ideal_seconds
+from pallas_kernels.aot.roofline import (
+    count_cycles,
+    estimate,
+    estimate_gpu,
+    find_main_loop,
+    find_trips,
+    ideal_seconds,
+)
 from pallas_kernels.aot.targets import GPU_TARGETS, TPU_TARGETS
 
 V6E, V5E, H100 = TPU_TARGETS["v6e"], TPU_TARGETS["v5e"], GPU_TARGETS["sm_90"]
@@ -30,7 +37,7 @@ def test_cycles_of_a_loop_nest_by_hand() -> None:
 
 def test_a_dissolved_outer_loop_leaves_the_inner_count() -> None:
     schedule = make_schedule(100, (Loop(first=10, last=89, inner=()),))
-    assert count_cycles(schedule, Trips((4, 32))) == 20 + 32 * 80
+    assert count_cycles(schedule, Trips((1, 32))) == 20 + 32 * 80
 
 
 def test_loops_beside_the_main_one_run_once_a_pass_and_copies_once_each() -> None:
@@ -43,12 +50,23 @@ def test_loops_beside_the_main_one_run_once_a_pass_and_copies_once_each() -> Non
     assert count_cycles(schedule, Trips((8, 24), copies=16)) == expected
 
 
-def test_the_main_loop_is_deep_and_not_small() -> None:
-    deep, tiny = Loop(first=40, last=59, inner=()), Loop(first=70, last=70, inner=())
+def test_the_main_loop_is_the_one_with_the_most_cycles_in_all() -> None:
+    deep, tiny = Loop(first=40, last=44, inner=()), Loop(first=70, last=70, inner=())
     outer = Loop(first=10, last=94, inner=(deep, Loop(first=69, last=71, inner=(tiny,))))
     schedule = make_schedule(100, (outer,))
-    assert schedule.main_path(3) == (outer, deep)
-    assert schedule.main_path(1) == (outer,)
+    # The outer loop's 77 bundles run 4 times, the inner one's 5 run 100 times; or only 8 times.
+    assert find_main_loop(schedule, Trips((4, 100))) == ((outer, deep), (4, 100))
+    with pytest.raises(ValueError, match=r"k.1's main loop is 1 deep, its trips are given as \(4, 8\)"):
+        find_main_loop(schedule, Trips((4, 8)))
+
+
+def test_loops_that_run_once_a_pass_may_be_dissolved() -> None:
+    inner = Loop(first=40, last=59, inner=())
+    outer = Loop(first=10, last=94, inner=(inner,))
+    schedule = make_schedule(100, (outer,))
+    assert find_main_loop(schedule, Trips((1, 6, 24, 24))).runs == (6, 24)
+    assert find_main_loop(schedule, Trips((6, 6, 24, 24))).runs == (6, 24)
+    assert find_main_loop(make_schedule(9, ()), Trips((1, 1))) == ((), ())
 
 
 def test_decode_bound_by_memory_by_hand() -> None:
