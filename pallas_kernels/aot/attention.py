@@ -146,7 +146,9 @@ def _gpu_plan(shape: AttentionShape, layout: KVLayout) -> tuple[Work, dict[str, 
     heads, batch = shape.heads, shape.batch
     group, max_context = heads.num_heads // heads.num_kv_heads, shape.blocks_per_seq * shape.block_size
     prefill = prefill_tiling(group, heads.head_dim)
-    decode = decode_tiling(group, heads.head_dim, batch.num_seqs, heads.num_kv_heads, max_context)
+    decode = decode_tiling(
+        group, heads.head_dim, layout.dtype.itemsize, batch.num_seqs, heads.num_kv_heads, max_context
+    )
     trips, moved = {}, 2 * 2 * batch.num_tokens * heads.num_heads * heads.head_dim
     tilings: dict[str, Tiling] = {"decode": decode, "prefill": prefill}
     for name, tiling in tilings.items():

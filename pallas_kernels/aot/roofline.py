@@ -93,13 +93,14 @@ def estimate(cycles: float, work: Work, target: TpuTarget) -> Estimate:
 def estimate_gpu(warp_instructions: float, num_programs: int, work: Work, target: GpuTarget) -> Estimate:
     """Overlaps the instructions of a GPU kernel with its bytes and matrix products.
 
-    Each multiprocessor issues four instructions a cycle, one a scheduler, if enough warps are ready: a GPU hides
-    latencies by itself, which no file tells, so this is a bound and real kernels take longer.
+    Each multiprocessor issues four instructions a cycle, one a scheduler, if enough warps are ready, and what several
+    programs read comes from memory once. How well a GPU hides latencies no file tells, so this is a bound: real kernels
+    take longer.
     """
     rate = 4 * target.clock_hz * min(num_programs, target.num_multiprocessors)
     matrix_s = work.needed_flops / target.bf16_flops + work.needed_int8_ops / target.int8_ops
     compute_s = max(warp_instructions / rate, matrix_s)
-    memory_s = work.moved_bytes / target.hbm_bytes_per_s
+    memory_s = work.needed_bytes / target.hbm_bytes_per_s
     total_s = max(compute_s, memory_s)
     return Estimate(compute_s, memory_s, total_s, ideal_seconds(work, target) / total_s)
 

@@ -61,7 +61,7 @@ def test_the_main_loop_is_the_one_with_the_most_cycles_in_all() -> None:
 
 
 def test_loops_that_run_once_a_pass_may_be_dissolved() -> None:
-    inner = Loop(first=40, last=59, inner=())
+    inner = Loop(first=20, last=89, inner=())
     outer = Loop(first=10, last=94, inner=(inner,))
     schedule = make_schedule(100, (outer,))
     assert find_main_loop(schedule, Trips((1, 6, 24, 24))).runs == (6, 24)
