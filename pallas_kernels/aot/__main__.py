@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     options = _parse(arguments)
     targets = options.targets
-    missing = _missing_packages(targets)
+    missing = missing_packages(targets)
     if missing:
         print(f"compiling for {', '.join(targets)} needs {missing}: pip install 'jaxllm[aot]'", file=sys.stderr)
         return 2
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(summarize(ordered), file=sys.stderr)
     failures = [row for row in ordered if not row.compiled and KERNELS[row.key.kernel].must_compile(row.key)]
     for row in failures:
-        print(f"must compile but doesn't: {' / '.join(row.key)}: {row.reason}", file=sys.stderr)
+        print(f"must compile but doesn't: {' / '.join(row.key[:3])}: {row.reason}", file=sys.stderr)
     return 1 if failures else 0
 
 
@@ -58,7 +58,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.aot", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--targets",
-        type=_targets,
+        type=parse_targets,
         default=list(TARGETS),
         metavar="NAMES",
         help=f"with commas between them, of {', '.join(TARGETS)}; all if not given",
@@ -68,7 +68,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _targets(text: str) -> list[str]:
+def parse_targets(text: str) -> list[str]:
+    """Reads names with commas between them.
+
+    Raises:
+      argparse.ArgumentTypeError: for a name that is no target.
+    """
     names = list(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in TARGETS]
     if unknown:
@@ -76,7 +81,8 @@ def _targets(text: str) -> list[str]:
     return names
 
 
-def _missing_packages(targets: Sequence[str]) -> str:
+def missing_packages(targets: Sequence[str]) -> str:
+    """Names the compilers that aren't installed; empty if all are."""
     needed = {"libtpu": list(TPU_TARGETS), "triton": list(GPU_TARGETS)}
     used = [package for package, names in needed.items() if any(target in names for target in targets)]
     return " and ".join(package for package in used if importlib.util.find_spec(package) is None)

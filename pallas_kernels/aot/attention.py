@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,26 +12,54 @@ from pallas_kernels.aot.program import Program, Trips, Work
 from pallas_kernels.aot.shapes import AttentionShape
 from pallas_kernels.aot.targets import GpuTarget, TpuTarget
 from pallas_kernels.paged_attention import KVLayout, paged_attention
-from pallas_kernels.paged_attention.tpu_config import TpuConfig, decode_config, prefill_config
+from pallas_kernels.paged_attention.block_sizes import AttentionKey, find_tile_sizes
+from pallas_kernels.paged_attention.tpu import paged_attention_tpu
+from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, prefill_config
 from pallas_kernels.paged_attention.tpu_prefill import _row_block
 
 
 def build(shape: AttentionShape, target: TpuTarget | GpuTarget) -> Program:
     """Makes the call of the public wrapper with the target's backend."""
-    backend = "tpu" if isinstance(target, TpuTarget) else "triton"
-    layout = kv_layout(shape, backend)
+    if isinstance(target, TpuTarget):
+        layout = kv_layout(shape, "tpu")
+        work, trips = _tpu_plan(shape, layout, find_tile_sizes(target.name, attention_key(shape)))
+    else:
+        layout = kv_layout(shape, "triton")
+        work, trips = _gpu_plan(shape, layout)
+    function = functools.partial(paged_attention, backend=layout.backend, **attention_options(shape))
+    return Program(function=function, arguments=_arguments(shape, layout), work=work, trips=trips)
+
+
+def build_sized(shape: AttentionShape, target: TpuTarget, fields: Sequence[int]) -> Program:
+    """Makes the call of the TPU kernels with sizes that are to be tried: TileSizes, field by field."""
+    sizes = TileSizes(*fields)
+    layout = kv_layout(shape, "tpu")
+    work, trips = _tpu_plan(shape, layout, sizes)
+    options = attention_options(shape)
+
+    def function(
+        q: jax.Array, kv: tuple[jax.Array, ...], tables: jax.Array, seq_lens: jax.Array, starts: jax.Array
+    ) -> jax.Array:
+        return paged_attention_tpu(q, kv[0], tables, seq_lens, starts, sizes=sizes, **options)
+
+    return Program(function=function, arguments=_arguments(shape, layout), work=work, trips=trips)
+
+
+def attention_key(shape: AttentionShape) -> AttentionKey:
+    """What sizes are tuned for."""
+    heads = shape.heads
+    return AttentionKey(shape.kv_dtype, heads.num_heads, heads.num_kv_heads, heads.head_dim, shape.block_size)
+
+
+def _arguments(shape: AttentionShape, layout: KVLayout) -> tuple[Any, ...]:
     heads, batch = shape.heads, shape.batch
-    function = functools.partial(paged_attention, backend=backend, **attention_options(shape))
-    arguments = (
+    return (
         jax.ShapeDtypeStruct((batch.num_tokens, heads.num_heads, heads.head_dim), jnp.bfloat16),
         tuple(jax.ShapeDtypeStruct(array, layout.dtype) for array in layout.shapes(shape.num_blocks)),
         jax.ShapeDtypeStruct((batch.num_seqs, shape.blocks_per_seq), jnp.int32),
         jax.ShapeDtypeStruct((batch.num_seqs,), jnp.int32),
         jax.ShapeDtypeStruct((batch.num_seqs + 1,), jnp.int32),
     )
-    plan = _tpu_plan if backend == "tpu" else _gpu_plan
-    work, trips = plan(shape, layout)
-    return Program(function=function, arguments=arguments, work=work, trips=trips)
 
 
 def attention_options(shape: AttentionShape) -> dict[str, Any]:
@@ -86,7 +115,7 @@ def _rows(shape: AttentionShape, query_tile: int, *, is_decode: bool) -> list[_R
     return rows
 
 
-def _tpu_plan(shape: AttentionShape, layout: KVLayout) -> tuple[Work, dict[str, Trips]]:
+def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tuple[Work, dict[str, Trips]]:
     options: dict[str, Any] = {
         "num_kv_heads": shape.heads.num_kv_heads,
         "group": shape.heads.num_heads // shape.heads.num_kv_heads,
@@ -100,6 +129,7 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout) -> tuple[Work, dict[str, 
         "sliding_window": shape.heads.sliding_window,
         "logit_soft_cap": None,
         "has_sinks": False,
+        "sizes": sizes,
     }
     decode, prefill = decode_config(**options), prefill_config(**options)
     walks = {

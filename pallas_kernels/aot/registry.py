@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pallas_kernels.aot.program import Program
@@ -23,12 +23,18 @@ class Kernel:
     fast_shapes: tuple[str, ...]  # those that CI compiles each time
     targets: tuple[str, ...]
     trial: str  # module:function, imported late: (shape, backend) -> Trial
+    sized_builder: str = ""  # module:function: (shape, target, sizes) -> Program, for kernels whose sizes are tuned
     may_refuse: bool = False  # a row that doesn't compile is no failure
 
     def build(self, shape: str, target: TpuTarget | GpuTarget) -> Program:
         """Makes the program of one row."""
         build: Callable[[Any, Any], Program] = _import(self.builder)
         return build(self.shapes[shape], target)
+
+    def build_sized(self, shape: str, target: TpuTarget | GpuTarget, sizes: Sequence[int]) -> Program:
+        """Makes the same program with other sizes."""
+        build: Callable[[Any, Any, Any], Program] = _import(self.sized_builder)
+        return build(self.shapes[shape], target, sizes)
 
     def make_trial(self, shape: str, target: TpuTarget | GpuTarget) -> Any:
         """Makes arguments and expected results of one row, a trials.Trial."""
@@ -60,6 +66,7 @@ KERNELS = {
             ),
             targets=tuple(TARGETS),
             trial="pallas_kernels.aot.trials:attention_trial",
+            sized_builder="pallas_kernels.aot.attention:build_sized",
         ),
         Kernel(
             name=BASELINE,

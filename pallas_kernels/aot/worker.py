@@ -15,6 +15,7 @@ from typing import Any
 from pallas_kernels.aot.program import Program
 from pallas_kernels.aot.registry import KERNELS
 from pallas_kernels.aot.targets import TARGETS, GpuTarget, TpuTarget
+from pallas_kernels.aot.workers import RowKey
 
 _Compile = Callable[[Program], dict[str, Any]]
 
@@ -27,8 +28,7 @@ def main() -> None:
         os.dup2(2, 1)
         compile_program = _compiler(target, dumps)
         for line in sys.stdin:
-            request = json.loads(line)
-            answer = _answer(request["kernel"], request["shape"], target, compile_program)
+            answer = _answer(RowKey(**json.loads(line)), target, compile_program)
             print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -43,15 +43,20 @@ def _compiler(target: TpuTarget | GpuTarget, dumps: Path) -> _Compile:
     return lambda program: compile_program(program, target)
 
 
-def _answer(kernel: str, shape: str, target: TpuTarget | GpuTarget, compile_program: _Compile) -> dict[str, Any]:
+def _answer(key: RowKey, target: TpuTarget | GpuTarget, compile_program: _Compile) -> dict[str, Any]:
     start = time.perf_counter()
     try:
-        figures, reason = compile_program(KERNELS[kernel].build(shape, target)), None
+        figures, reason = compile_program(_build(key, target)), None
     except Exception as error:  # whatever the compilers refuse is the row's answer
         lines = str(error).strip().splitlines() or [""]
         figures, reason = {}, f"{type(error).__name__}: {lines[0]}"
     figures["seconds"] = round(time.perf_counter() - start, 2)
     return {"compiled": reason is None, "reason": reason, "figures": figures}
+
+
+def _build(key: RowKey, target: TpuTarget | GpuTarget) -> Program:
+    kernel = KERNELS[key.kernel]
+    return kernel.build_sized(key.shape, target, key.sizes) if key.sizes else kernel.build(key.shape, target)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +33,7 @@ class RowKey(NamedTuple):
     kernel: str
     shape: str
     target: str
+    sizes: tuple[int, ...] = ()  # to try in place of the tuned ones: TileSizes, field by field
 
 
 def compile_rows(keys: Sequence[RowKey], num_processes: int) -> Iterator[tuple[RowKey, dict[str, Any]]]:
@@ -70,7 +71,7 @@ def _compile_target(keys: Sequence[RowKey], target: str) -> Iterator[tuple[RowKe
         try:
             for key in keys:
                 worker = worker or _start(target, Path(folder, "dumps"), errors)
-                answer = _ask(worker, {"kernel": key.kernel, "shape": key.shape})
+                answer = _ask(worker, key)
                 if answer is None:
                     reason = f"the compiler ended with status {worker.wait()}: {_last_words(errors)}"
                     answer = {"compiled": False, "reason": reason, "figures": {}}
@@ -107,11 +108,11 @@ def _stop(worker: "subprocess.Popen[str]") -> None:
         pass
 
 
-def _ask(worker: "subprocess.Popen[str]", request: Mapping[str, str]) -> dict[str, Any] | None:
-    """Sends one request; None if the worker ended instead of answering."""
+def _ask(worker: "subprocess.Popen[str]", key: RowKey) -> dict[str, Any] | None:
+    """Asks for one row; None if the worker ended instead of answering."""
     assert worker.stdin is not None and worker.stdout is not None
     try:
-        worker.stdin.write(json.dumps(request) + "\n")
+        worker.stdin.write(json.dumps(key._asdict()) + "\n")
         worker.stdin.flush()
     except BrokenPipeError:
         return None

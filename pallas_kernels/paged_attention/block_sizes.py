@@ -10,22 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pallas_kernels.paged_attention.tpu_config import TileSizes
+
 TABLE_PATH = Path(__file__).with_name("block_sizes.json")
 SMEM_BYTES = 1 << 20  # of a TensorCore, v4 and newer
 _ENTRY_BYTES = 4
 _LARGER_BLOCKS = (32, 64, 128, 256)
 
 
-class TileSizes(NamedTuple):
-    """How one kernel cuts its work, in tokens. The kernels round them to whole blocks."""
-
-    query_rows: int  # queries times heads of one KV head that attend together; 1 in decode
-    tile_tokens: int  # context copied to VMEM at a time
-    compute_tokens: int  # context whose scores are held at a time; divides tile_tokens
-
-
 class AttentionKey(NamedTuple):
-    """What sizes depend on, beside chip and case."""
+    """What sizes depend on, beside the chip."""
 
     kv_dtype: str
     num_heads: int
@@ -38,19 +32,17 @@ class AttentionKey(NamedTuple):
         return f"{self.kv_dtype} H{self.num_heads} K{self.num_kv_heads} D{self.head_dim} P{self.block_size}"
 
 
-def find_tile_sizes(chip: str | None, case: str, key: AttentionKey) -> TileSizes | None:
-    """Returns the tuned sizes.
+def find_tile_sizes(chip: str | None, key: AttentionKey) -> TileSizes:
+    """Returns the tuned sizes of an attention on a chip.
 
     Args:
       chip: v5e, v5p, v6e or tpu7x; None where there is no TPU.
-      case: decode or prefill.
       key: The attention.
 
     Returns:
-      None if that was never tuned; the kernels have defaults.
+      The defaults if that was never tuned.
     """
-    entry = _read_table().get(chip or "", {}).get(str(key), {}).get(case)
-    return TileSizes(**entry) if entry else None
+    return TileSizes(**_read_table().get(chip or "", {}).get(str(key), {}))
 
 
 def check_block_tables(num_seqs: int, max_model_len: int, block_size: int) -> None:
@@ -72,13 +64,14 @@ def check_block_tables(num_seqs: int, max_model_len: int, block_size: int) -> No
     fitting = [size for size in _LARGER_BLOCKS if num_seqs * -(-max_model_len // size) <= capacity]
     if fitting:
         ways.insert(0, f"--block-size to at least {fitting[0]}")
+    needed, limit = num_seqs * blocks_per_seq * _ENTRY_BYTES >> 10, SMEM_BYTES // 2 >> 10
     raise ValueError(
-        f"the block tables of {num_seqs} sequences of {blocks_per_seq} blocks must fit into {SMEM_BYTES // 2 >> 10} "
-        f"KiB of a TPU's scalar memory, got {num_seqs * blocks_per_seq * _ENTRY_BYTES >> 10} KiB; set {' or '.join(ways)}"
+        f"the block tables of {num_seqs} sequences of {blocks_per_seq} blocks must fit into {limit} KiB of a TPU's "
+        f"scalar memory, got {needed} KiB; set {' or '.join(ways)}"
     )
 
 
 @functools.cache
-def _read_table() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]:
-    table: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = json.loads(TABLE_PATH.read_text())
+def _read_table() -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+    table: Mapping[str, Mapping[str, Mapping[str, int]]] = json.loads(TABLE_PATH.read_text())
     return table

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pallas_kernels.paged_attention import block_sizes
-from pallas_kernels.paged_attention.block_sizes import AttentionKey, TileSizes, check_block_tables, find_tile_sizes
+from pallas_kernels.paged_attention.block_sizes import AttentionKey, check_block_tables, find_tile_sizes
+from pallas_kernels.paged_attention.tpu_config import TileSizes
 
 KEY = AttentionKey(kv_dtype="bfloat16", num_heads=32, num_kv_heads=8, head_dim=128, block_size=128)
 
@@ -38,17 +39,23 @@ def test_no_block_size_is_advised_that_is_not_allowed() -> None:
     assert "--block-size" not in str(raised.value)
 
 
-def test_tuned_sizes_are_found_by_chip_case_and_attention(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    entry = {"decode": {"query_rows": 1, "tile_tokens": 2048, "compute_tokens": 512}}
+def test_tuned_sizes_are_found_by_chip_and_attention(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     table = tmp_path / "sizes.json"
-    table.write_text(json.dumps({"v6e": {"bfloat16 H32 K8 D128 P128": entry}}))
+    table.write_text(json.dumps({"v6e": {"bfloat16 H32 K8 D128 P128": {"decode_tokens": 256, "prefill_rows": 1024}}}))
     monkeypatch.setattr(block_sizes, "TABLE_PATH", table)
     block_sizes._read_table.cache_clear()
     try:
-        assert find_tile_sizes("v6e", "decode", KEY) == TileSizes(1, 2048, 512)
-        assert find_tile_sizes("v6e", "prefill", KEY) is None
-        assert find_tile_sizes("v5e", "decode", KEY) is None
-        assert find_tile_sizes(None, "decode", KEY) is None
-        assert find_tile_sizes("v6e", "decode", KEY._replace(block_size=64)) is None
+        assert find_tile_sizes("v6e", KEY) == TileSizes(decode_tokens=256, prefill_rows=1024)
+        assert find_tile_sizes("v5e", KEY) == TileSizes()
+        assert find_tile_sizes(None, KEY) == TileSizes()
+        assert find_tile_sizes("v6e", KEY._replace(block_size=64)) == TileSizes()
     finally:
         block_sizes._read_table.cache_clear()
+
+
+def test_the_committed_sizes_are_of_known_chips_and_fields() -> None:
+    table = json.loads(block_sizes.TABLE_PATH.read_text())
+    assert set(table) <= {"v5e", "v5p", "v6e", "tpu7x"}
+    for entries in table.values():
+        for sizes in entries.values():
+            TileSizes(**sizes)

@@ -22,7 +22,7 @@ def answer_all(refused: set[str]) -> Any:
 
 @pytest.fixture
 def has_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aot, "_missing_packages", lambda targets: "")
+    monkeypatch.setattr(aot, "missing_packages", lambda targets: "")
 
 
 @pytest.mark.usefixtures("has_compilers")

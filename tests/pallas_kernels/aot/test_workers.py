@@ -35,7 +35,7 @@ def test_rows_go_to_their_targets_worker() -> None:
     keys = [RowKey("k", "a", "v6e"), RowKey("k", "a", "sm_90"), RowKey("k", "b", "v6e")]
     answers = dict(compile_rows(keys, 2))
     assert {key: answers[key]["figures"]["target"] for key in keys} == {key: key.target for key in keys}
-    assert answers[keys[2]]["figures"]["asked"] == {"kernel": "k", "shape": "b"}
+    assert answers[keys[2]]["figures"]["asked"] == {"kernel": "k", "shape": "b", "target": "v6e", "sizes": []}
 
 
 @pytest.mark.usefixtures("stand_in")
