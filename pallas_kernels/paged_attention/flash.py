@@ -1,7 +1,7 @@
 """The step that every flash attention kernel repeats: scores in, weights out, running maximum and sum kept.
 
-Values only, no refs and no data movement, so that it lowers to Mosaic and to Triton alike. Everything is float32. Scores
-are powers of two, not of e: log2(e) is part of their scale, since exp2 is the cheaper instruction.
+Values only, no refs and no data movement, so that it lowers to Mosaic and to Triton alike. Everything is float32.
+Scores are powers of two, not of e: log2(e) is part of their scale, since exp2 is the cheaper instruction.
 
 The running columns `maximum` and `total` are [R, 1], or [R, 128] with all lanes alike where that is what the hardware
 likes: `widen` spreads either over more lanes.

@@ -16,7 +16,13 @@ from pallas_kernels.paged_attention import tpu_decode, tpu_prefill
 from pallas_kernels.paged_attention.block_sizes import AttentionKey, find_tile_sizes
 from pallas_kernels.paged_attention.flash import LOG2_E
 from pallas_kernels.paged_attention.kv_layout import LANES, num_kv_heads_of
-from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, prefill_config
+from pallas_kernels.paged_attention.tpu_config import (
+    VMEM_LIMIT_BYTES,
+    TileSizes,
+    TpuConfig,
+    decode_config,
+    prefill_config,
+)
 from pallas_kernels.paged_attention.tpu_pipeline import Buffers, Work, run
 
 
@@ -43,7 +49,7 @@ def paged_attention_tpu(
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = num_kv_heads_of((kv,), head_dim)
     key = AttentionKey(kv.dtype.name, num_heads, num_kv_heads, head_dim, block_size=kv.shape[2])
-    options = {
+    options: dict[str, Any] = {
         "num_kv_heads": num_kv_heads,
         "group": num_heads // num_kv_heads,
         "head_dim": head_dim,
@@ -122,11 +128,9 @@ def _work(
         first_visible = end - num_queries - config.sliding_window + 1
         first_block = jnp.maximum(first_visible, 0) // config.block_size
     rows = (seq, token, num_queries, first_block, end)
-    return Work(
-        num_rows.astype(jnp.int32)[None],
-        *(column.astype(jnp.int32) for column in rows),
-        block_tables.astype(jnp.int32).reshape(-1),
-    )
+    seq, token, num_queries, first_block, end = (column.astype(jnp.int32) for column in rows)
+    tables = block_tables.astype(jnp.int32).reshape(-1)
+    return Work(num_rows.astype(jnp.int32)[None], seq, token, num_queries, first_block, end, tables)
 
 
 def _call(
@@ -170,9 +174,7 @@ def _call(
         grid_spec=grid_spec,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         input_output_aliases=aliases,
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",), vmem_limit_bytes=module.VMEM_LIMIT_BYTES
-        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_LIMIT_BYTES),
         interpret=interpret,
         name=f"paged_attention_{module.__name__.rsplit('_', 1)[1]}",
     )(*operands)

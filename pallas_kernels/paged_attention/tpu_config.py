@@ -26,6 +26,10 @@ class TileSizes:
 
 
 DEFAULT_SIZES = TileSizes()
+VMEM_LIMIT_BYTES = 32 << 20  # half of what the smallest chip has
+PREFILL_STATE_BYTES = 16 << 20  # of it, for queries, results and the softmax's state
+_ROW_BYTES = 5 * 4 + 3 * 4  # of a row's lane: queries and results, two buffers of each and one; and the state
+_QUERY_STEP = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,9 @@ def prefill_config(
     *, kv_dtype: jnp.dtype, q_dtype: jnp.dtype, sizes: TileSizes = DEFAULT_SIZES, **options: Any
 ) -> TpuConfig:
     """Returns the configuration of the kernel for several queries. options: the fields that _config doesn't fill in."""
-    query_tile = max(16, sizes.prefill_rows // options["group"] // 16 * 16)
+    row_bytes = options["num_kv_heads"] * num_lane_tiles(options["head_dim"]) * LANES * _ROW_BYTES
+    rows = min(sizes.prefill_rows, PREFILL_STATE_BYTES // row_bytes)
+    query_tile = max(_QUERY_STEP, rows // options["group"] // _QUERY_STEP * _QUERY_STEP)
     return _config(sizes, kv_dtype, q_dtype, query_tile=query_tile, compute_tokens=sizes.prefill_tokens, **options)
 
 
@@ -112,7 +118,8 @@ def _config(
     """Fills in tile sizes. Whole blocks are copied and computed, so that small blocks are taken by the dozen."""
     block_size, num_planes = options["block_size"], options["num_kv_heads"] * planes_per_head(options["head_dim"])
     block_bytes = num_planes * block_size * LANES * kv_dtype.itemsize
-    compute_blocks = max(1, compute_tokens // block_size)
+    compute_tokens = min(compute_tokens, max(LANES, sizes.kv_buffer_bytes * block_size // block_bytes))
+    compute_blocks = max(1, compute_tokens // LANES * LANES // block_size)
     tiles = max(1, sizes.kv_buffer_bytes // (block_bytes * compute_blocks))
     return TpuConfig(
         compute_dtype=jnp.promote_types(q_dtype, kv_dtype) if kv_dtype.itemsize > 1 else q_dtype,

@@ -1,8 +1,8 @@
 """Attention of one query a sequence on TPUs: all its heads against a tile of keys and values.
 
-A register holds eight rows of scores, but a KV head has only `group` query heads. So the heads are taken ROWS at a time,
-several KV heads together where the group is small: each KV head's product is computed for all the rows, and each row
-keeps that of its own head. The softmax then works on full registers.
+A register holds eight rows of scores, but a KV head has only `group` query heads. So the heads are taken ROWS at a
+time, several KV heads together where the group is small: each KV head's product is computed for all the rows, and
+each row keeps that of its own head. The softmax then works on full registers.
 """
 
 from typing import Any
@@ -18,7 +18,6 @@ from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
 from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
 
 ROWS = 8
-VMEM_LIMIT_BYTES = 32 << 20
 
 
 def scratch_shapes(config: TpuConfig) -> list[Any]:

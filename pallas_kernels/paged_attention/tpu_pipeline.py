@@ -44,23 +44,23 @@ class Tile(NamedTuple):
 class Compute(NamedTuple):
     """The attention itself, on refs in VMEM. `start` comes before a row's first tile and `finish` after its last."""
 
-    start: Callable[[jax.Array], None]  # (query buffer of the row)
-    tile: Callable[[Tile, jax.Array], None]  # (tile, its KV buffer [blocks, planes, P, 128])
-    finish: Callable[[jax.Array], None]  # (result buffer of the row)
+    start: Callable[[Any], None]  # (query buffer of the row)
+    tile: Callable[[Tile, Any], None]  # (tile, its KV buffer [blocks, planes, P, 128])
+    finish: Callable[[Any], None]  # (result buffer of the row)
 
 
 class Buffers(NamedTuple):
-    """Two of each, so that one can be filled or emptied while the other is in use; and a semaphore for either."""
+    """Refs, two of each, so that one can be filled or emptied while the other is in use; a semaphore for either."""
 
-    q: jax.Array  # [2, query_tile, K, G, D]
-    kv: jax.Array  # [2, blocks_per_tile, planes, P, 128]
-    out: jax.Array  # [2, query_tile, K, G, D]
-    q_sem: jax.Array
-    kv_sem: jax.Array
-    out_sem: jax.Array
+    q: Any  # [2, query_tile, K, G, D]
+    kv: Any  # [2, blocks_per_tile, planes, P, 128]
+    out: Any  # [2, query_tile, K, G, D]
+    q_sem: Any
+    kv_sem: Any
+    out_sem: Any
 
 
-def run(config: TpuConfig, work: Work, q: jax.Array, kv: jax.Array, out: jax.Array, buffers: Buffers, compute: Compute):
+def run(config: TpuConfig, work: Work, q: Any, kv: Any, out: Any, buffers: Buffers, compute: Compute) -> None:
     """Runs every row. q, kv and out are refs in HBM: [T, K, G, D], [N, planes, P, 128], [T, K, G, D]."""
     num_rows = work.num_rows[0]
     block_size, blocks_per_tile = config.block_size, config.blocks_per_tile

@@ -16,7 +16,6 @@ from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
 from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
 
-VMEM_LIMIT_BYTES = 48 << 20
 _MAX_ROW_BLOCK = 128
 
 

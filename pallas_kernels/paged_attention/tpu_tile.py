@@ -4,10 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.paged_attention.kv_layout import LANES
+from pallas_kernels.paged_attention.kv_layout import LANES, piece_rows
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
-
-_SUBLANES = 8
 
 
 def load_keys(config: TpuConfig, kv: jax.Array, index: jax.Array, head: int | jax.Array) -> jax.Array:
@@ -26,7 +24,7 @@ def clear_tail(config: TpuConfig, kv: jax.Array, num_keys: jax.Array) -> None:
     Their weights are zero, but what lies there may be NaN, and zero times that is NaN. Keys may stay: scores are
     masked by selection.
     """
-    rows = min(config.block_size, _SUBLANES * 4 // kv.dtype.itemsize)  # of one packed register
+    rows = piece_rows(config.block_size, kv.dtype)
     per_block = config.block_size // rows
     computed = pl.cdiv(num_keys, config.compute_tokens) * config.compute_tokens
 
