@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pallas_kernels.aot.program import Program
-from pallas_kernels.aot.shapes import ATTENTION_SHAPES
+from pallas_kernels.aot.shapes import ATTENTION_SHAPES, AttentionShape
 from pallas_kernels.aot.targets import TARGETS, TPU_TARGETS, GpuTarget, TpuTarget
 from pallas_kernels.aot.workers import RowKey
 
@@ -50,6 +50,10 @@ def _import(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def _of_batch(name: str) -> dict[str, AttentionShape]:
+    return {key: shape for key, shape in ATTENTION_SHAPES.items() if shape.batch.name == name}
+
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (
@@ -60,6 +64,7 @@ KERNELS = {
             fast_shapes=(
                 "Llama-3-8B decode-64x2048",
                 "Llama-3-8B prefill-2048",
+                "Llama-3-70B/TP8 decode-64x2048",
                 "Gemma-3-27B mixed-512+32",
                 "SmolLM2-135M decode-64x2048",
                 "Llama-3-8B decode-64x2048 int8-kv",
@@ -67,6 +72,22 @@ KERNELS = {
             targets=tuple(TARGETS),
             trial="pallas_kernels.aot.trials:attention_trial",
             sized_builder="pallas_kernels.aot.attention:build_sized",
+        ),
+        Kernel(
+            name="kv_cache_update",
+            builder="pallas_kernels.aot.memory:build_update",
+            trial="pallas_kernels.aot.memory:update_trial",
+            shapes=ATTENTION_SHAPES,
+            fast_shapes=("Llama-3-8B decode-64x2048", "SmolLM2-135M prefill-2048"),
+            targets=tuple(TPU_TARGETS),
+        ),
+        Kernel(
+            name="copy_blocks",
+            builder="pallas_kernels.aot.memory:build_copy",
+            trial="pallas_kernels.aot.memory:copy_trial",
+            shapes=_of_batch("decode-64x2048"),
+            fast_shapes=("Llama-3-8B decode-64x2048",),
+            targets=tuple(TPU_TARGETS),
         ),
         Kernel(
             name=BASELINE,

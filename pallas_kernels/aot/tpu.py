@@ -20,6 +20,7 @@ from pallas_kernels.aot.targets import TpuTarget
 
 _KERNEL_CALL = re.compile(r'%(\S+) = [^\n]*custom_call_target="tpu_custom_call"[^\n]*')
 _VMEM_USED = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"')
+_UNKNOWN_CYCLES = 1 << 53  # what XLA can't estimate has a number near the largest of 64 bits
 _OTHER_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
@@ -59,7 +60,7 @@ def _figures(program: Program, hlo: str, target: TpuTarget, dumped: list[Schedul
         raise RuntimeError(f"libtpu dumped no program of {', '.join(calls) or 'any kernel'}")
     cycles = {s.name: count_cycles(s, find_trips(s.name, program.trips)) for s in schedules}
     # What XLA does around the kernels: copies, layout changes, metadata.
-    other_cycles = sum(int(number) for number in _OTHER_CYCLES.findall(hlo))
+    other_cycles = sum(int(number) for number in _OTHER_CYCLES.findall(hlo) if int(number) < _UNKNOWN_CYCLES)
     times = estimate(sum(cycles.values()) + other_cycles, program.work, target)
     main = max(schedules, key=lambda schedule: cycles[schedule.name])
     return {
