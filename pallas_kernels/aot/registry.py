@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pallas_kernels.aot.program import Program
-from pallas_kernels.aot.shapes import ATTENTION_SHAPES, AttentionShape
+from pallas_kernels.aot.shapes import ATTENTION_SHAPES, MATMUL_SHAPES, AttentionShape
 from pallas_kernels.aot.targets import TARGETS, TPU_TARGETS, GpuTarget, TpuTarget
 from pallas_kernels.aot.workers import RowKey
 
@@ -88,6 +88,19 @@ KERNELS = {
             shapes=_of_batch("decode-64x2048"),
             fast_shapes=("Llama-3-8B decode-64x2048",),
             targets=tuple(TPU_TARGETS),
+        ),
+        Kernel(
+            name="quantized_matmul",
+            builder="pallas_kernels.aot.matmul:build",
+            trial="pallas_kernels.aot.matmul:make_trial",
+            shapes=MATMUL_SHAPES,
+            fast_shapes=(
+                "Llama-3-8B gate_up w8a8 T64",
+                "Llama-3-8B gate_up w8a8 T2048",
+                "Llama-3-8B down w8 T64",
+                "Llama-3-8B down w4 T64",
+            ),
+            targets=tuple(TARGETS),
         ),
         Kernel(
             name=BASELINE,

@@ -114,3 +114,43 @@ ATTENTION_SHAPES = {
         AttentionShape(heads=LLAMA_3_8B, batch=DECODE_64, kv_dtype="float8_e4m3fn"),
     )
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatmulShape:
+    """One weight of a model, quantized, and the tokens of a step."""
+
+    weight: str  # model and layer
+    num_tokens: int
+    num_inputs: int
+    num_outputs: int
+    scheme: str  # w8a8: int8 by int8; w8 and w4: weight-only int8, and int4 with groups of 128 inputs
+
+    @property
+    def name(self) -> str:
+        return f"{self.weight} {self.scheme} T{self.num_tokens}"
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        return 128 if self.scheme == "w4" else self.num_inputs
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the numbers, without scales."""
+        return self.num_inputs * self.num_outputs // (2 if self.scheme == "w4" else 1)
+
+
+MATMUL_SHAPES = {
+    shape.name: shape
+    for shape in (
+        MatmulShape(weight=weight, num_tokens=tokens, num_inputs=inputs, num_outputs=outputs, scheme=scheme)
+        for weight, inputs, outputs in (
+            ("Llama-3-8B gate_up", 4096, 28672),
+            ("Llama-3-8B down", 14336, 4096),
+            ("Llama-3-70B/TP8 gate_up", 8192, 7168),
+        )
+        for scheme in ("w8a8", "w8", "w4")
+        for tokens in (64, 2048)
+    )
+}
