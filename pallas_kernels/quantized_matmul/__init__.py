@@ -21,11 +21,11 @@ def quantized_matmul(
 ) -> jax.Array:
     """Computes x @ (weight * scales).T for a weight as quantize_weight makes it.
 
-    Two schemes. Weight-only: the numbers are widened to x's dtype on their way into the product, which saves memory and
-    its traffic. With quantize_activations each token becomes int8 as well and products are int8 x int8 -> int32: faster
-    where the hardware has them (CPUs, TPU v5e and v6e, NVIDIA GPUs), at the price of the activations' rounding. TPU7x
-    has none; there the same int8 numbers are multiplied as bfloat16, which holds them exactly, so that results agree but
-    nothing is gained: use weight-only on it.
+    Two schemes. Weight-only: the numbers are widened to x's dtype on their way into the product, which saves memory
+    and its traffic. With quantize_activations each token becomes int8 as well and products are int8 x int8 -> int32:
+    faster where the hardware has them (CPUs, TPU v5e, v5p and v6e, NVIDIA GPUs), at the price of the activations'
+    rounding. TPU7x has none; there the same int8 numbers are multiplied as bfloat16, which holds them exactly, so that
+    results agree but nothing is gained: use weight-only on it.
 
     Args:
       x: [T, I] float32 or bfloat16.

@@ -4,6 +4,7 @@ Weights travel from HBM as they are stored and are widened in VMEM. Knows nothin
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from pallas_kernels.quantized_matmul.quantize import quantize_rows
 _LANES = 128
 _MAX_TOKENS = 256  # a tile
 _MAX_INPUTS = 2048
+_MAX_GROUPS = 8  # of inputs; each is a product of its own
 _WEIGHT_TILE_BYTES = 2 << 20  # large enough to hide what a step costs, small enough for two of them in any VMEM
 _SUM_TILE_BYTES = 4 << 20
 
@@ -57,7 +59,7 @@ def quantized_matmul_tpu(
             pl.BlockSpec((tile.tokens, tile.inputs), lambda t, o, i: (t, i)),
             pl.BlockSpec((tile.outputs, tile.inputs), lambda t, o, i: (o, i)),
             pl.BlockSpec((tile.tokens, 1), lambda t, o, i: (t, 0)),
-            pl.BlockSpec((groups, tile.outputs), lambda t, o, i: (i if len(scales) > 1 else 0, o)),
+            pl.BlockSpec((groups, 1, tile.outputs), lambda t, o, i: (i if len(scales) > 1 else 0, 0, o)),
         ],
         out_specs=pl.BlockSpec((tile.tokens, tile.outputs), lambda t, o, i: (t, o)),
         out_shape=jax.ShapeDtypeStruct((num_tokens, num_outputs), dtype),
@@ -70,7 +72,7 @@ def quantized_matmul_tpu(
         ),
         interpret=interpret,
         name="quantized_matmul",
-    )(x, weight, row_scales, scales)
+    )(x, weight, row_scales, scales[:, None])
 
 
 def _multiplies_int8(interpret: Any) -> bool:
@@ -81,9 +83,11 @@ def _multiplies_int8(interpret: Any) -> bool:
 def choose_tile(num_tokens: int, num_outputs: int, num_inputs: int, group_size: int, dtype: jnp.dtype) -> Tile:
     """Chooses sizes that the hardware can tile. What is left over of tokens and outputs is never written."""
     tokens = min(num_tokens, _MAX_TOKENS)
-    unit = max(group_size, _LANES) if group_size < num_inputs else _LANES
-    whole = [size for size in range(unit, min(num_inputs, _MAX_INPUTS) + 1, unit) if num_inputs % size == 0]
-    inputs = max(whole, default=num_inputs)
+    unit, limit = _LANES, _MAX_INPUTS
+    if group_size < num_inputs:
+        unit = math.lcm(group_size, _LANES)
+        limit = max(unit, min(limit, _MAX_GROUPS * group_size))
+    inputs = max((size for size in range(unit, limit + 1, unit) if num_inputs % size == 0), default=num_inputs)
     bits = 4 if dtype == jnp.int4 else 8
     outputs = min(_WEIGHT_TILE_BYTES * 8 // bits // inputs, _SUM_TILE_BYTES // 4 // tokens)
     outputs = max(outputs // _LANES, 1) * _LANES
@@ -94,7 +98,7 @@ def _kernel(
     x_ref: Any,  # [tokens, inputs]
     weight_ref: Any,  # [outputs, inputs]
     row_scales_ref: Any,  # [tokens, 1]
-    scales_ref: Any,  # [groups, outputs]
+    scales_ref: Any,  # [groups, 1, outputs]
     out_ref: Any,  # [tokens, outputs]
     sum_ref: Any,  # [tokens, outputs]
     *,
@@ -111,12 +115,12 @@ def _kernel(
     for group in range(num_groups):
         part = slice(group * size, (group + 1) * size)
         product = _dot(x_ref[:, part], weight_ref[:, part], sum_ref.dtype)
-        sum_ref[...] += product * scales_ref[group : group + 1, :] if is_grouped else product
+        sum_ref[...] += product * scales_ref[group] if is_grouped else product
 
     @pl.when(step == pl.num_programs(2) - 1)
     def _finish() -> None:
         out = sum_ref[...].astype(jnp.float32) * row_scales_ref[...]
-        out_ref[...] = (out if is_grouped else out * scales_ref[...]).astype(out_ref.dtype)
+        out_ref[...] = (out if is_grouped else out * scales_ref[0]).astype(out_ref.dtype)
 
 
 def _dot(x: jax.Array, weight: jax.Array, dtype: jnp.dtype) -> jax.Array:
