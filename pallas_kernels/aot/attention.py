@@ -15,7 +15,6 @@ from pallas_kernels.paged_attention import KVLayout, paged_attention
 from pallas_kernels.paged_attention.block_sizes import AttentionKey, find_tile_sizes
 from pallas_kernels.paged_attention.tpu import paged_attention_tpu
 from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, prefill_config
-from pallas_kernels.paged_attention.tpu_prefill import _row_block
 
 
 def build(shape: AttentionShape, target: TpuTarget | GpuTarget) -> Program:
@@ -98,6 +97,7 @@ class _Walk(NamedTuple):
     rows: int
     tiles: int
     parts: int  # of the tiles: as much context as is computed at a time
+    masked: int  # of the parts: not every query sees all of it
     blocks: int  # copied
 
 
@@ -136,13 +136,18 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tupl
         "decode": _walk(decode, _rows(shape, 1, is_decode=True)),
         "prefill": _walk(prefill, _rows(shape, prefill.query_tile, is_decode=False)),
     }
-    row_blocks = prefill.query_tile * prefill.group // _row_block(prefill.query_tile * prefill.group)
-    bodies: dict[str, list[float]] = {
-        "decode": [walks["decode"].rows, walks["decode"].tiles, walks["decode"].parts],
-        "prefill": [walks["prefill"].rows, walks["prefill"].tiles, walks["prefill"].parts],
+    bodies = {name: (walk.rows, walk.tiles, walk.parts) for name, walk in walks.items()}
+    masked = walks["prefill"].masked / max(walks["prefill"].parts, 1)
+    copies = {name: walk.blocks / max(walk.tiles, 1) for name, walk in walks.items()}
+    trips = {
+        "paged_attention_decode": Trips(bodies["decode"], copies["decode"]),
+        # Head after head, and a version with masks and one without.
+        "paged_attention_prefill": Trips(
+            (*bodies["prefill"], walks["prefill"].parts * prefill.num_kv_heads),
+            copies["prefill"],
+            arms=(masked, 1 - masked),
+        ),
     }
-    bodies["prefill"].append(walks["prefill"].parts * prefill.num_kv_heads)
-    bodies["prefill"].append(walks["prefill"].parts * prefill.num_kv_heads * row_blocks)
     main = decode if walks["decode"].parts > walks["prefill"].parts else prefill
     padded_qo = 2 * shape.batch.num_tokens * decode.num_heads * decode.width * 2
     work = Work(
@@ -152,21 +157,24 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tupl
         first_bytes=min(main.blocks_per_tile, shape.blocks_per_seq) * layout.block_bytes,
         kv_tokens=walks["decode"].parts * decode.compute_tokens if shape.batch.is_decode else 0,
     )
-    trips = {
-        f"paged_attention_{name}": Trips(tuple(bodies[name]), copies=walk.blocks / max(walk.tiles, 1))
-        for name, walk in walks.items()
-    }
     return work, trips
 
 
 def _walk(config: TpuConfig, rows: list[_Row]) -> _Walk:
-    tiles = parts = blocks = 0
+    """Follows tpu_pipeline.py and, for masks, tpu_prefill.py."""
+    tiles = parts = masked = blocks = 0
     for row in rows:
         row_blocks = math.ceil(row.end / config.block_size) - row.first_block
         blocks += row_blocks
         tiles += math.ceil(row_blocks / config.blocks_per_tile)
-        parts += math.ceil((row.end - row.first_block * config.block_size) / config.compute_tokens)
-    return _Walk(len(rows), tiles, parts, blocks)
+        first_query = row.end - row.num_queries
+        for first_key in range(row.first_block * config.block_size, row.end, config.compute_tokens):
+            parts += 1
+            is_whole = first_key + config.compute_tokens - 1 <= first_query
+            if config.sliding_window is not None:
+                is_whole &= first_key > first_query + config.query_tile - 1 - config.sliding_window
+            masked += not is_whole
+    return _Walk(len(rows), tiles, parts, masked, blocks)
 
 
 def _gpu_plan(shape: AttentionShape, layout: KVLayout) -> tuple[Work, dict[str, Trips]]:

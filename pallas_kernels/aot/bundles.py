@@ -63,6 +63,7 @@ class Schedule:
     scalar_spills: tuple[int, ...]  # by bundle
     dmas: tuple[int, ...]  # by bundle
     loops: tuple[Loop, ...]  # the outermost ones
+    skips: tuple[range, ...] = ()  # bundles that a branch forward jumps over
 
     @property
     def cycles(self) -> int:
@@ -86,6 +87,18 @@ class Schedule:
             scalar_spills=sum(self.scalar_spills[i] for i in own),
             dmas=sum(self.dmas[i] for i in own),
         )
+
+    def arms(self, loop: Loop) -> list[range]:
+        """Finds the stretches inside a loop that use the matrix units and may be jumped over, in program order.
+
+        Of stretches within each other the outermost ones.
+        """
+        found: list[range] = []
+        for skip in sorted(self.skips, key=lambda skip: (skip.start, -skip.stop)):
+            is_inside = loop.first < skip.start and skip.stop <= loop.last and self._total("MXU", skip) > 0
+            if is_inside and not any(skip.start < other.stop for other in found):
+                found.append(skip)
+        return found
 
     def _is_empty(self, bundle: int) -> bool:
         return self.used[bundle] == ()
@@ -132,6 +145,7 @@ def read_schedule(bundles_file: Path, use_file: Path) -> Schedule:
         scalar_spills=tuple(len(re.findall(r"smem:\[#allocation\d+_spill\]", bundle)) for bundle in bundles),
         dmas=tuple(len(re.findall(r"= dma\.(?!done)", bundle)) for bundle in bundles),
         loops=_find_loops(bundles),
+        skips=_find_skips(bundles),
     )
 
 
@@ -163,6 +177,15 @@ def _read_use(text: str) -> tuple[dict[str, int], list[tuple[int, ...]]]:
     names = [name.strip() for name in units.split(",")]
     numbers = dict(zip(names, map(int, capacity.split()), strict=True))
     return numbers, [tuple(map(int, row.split())) for row in rows if row.strip()]
+
+
+def _find_skips(bundles: Sequence[str]) -> tuple[range, ...]:
+    return tuple(
+        range(number + _BRANCH_DELAY + 1, int(target))
+        for number, bundle in enumerate(bundles)
+        for target in re.findall(_BRANCH, bundle)
+        if int(target) > number + _BRANCH_DELAY + 1
+    )
 
 
 def _find_loops(bundles: Sequence[str]) -> tuple[Loop, ...]:

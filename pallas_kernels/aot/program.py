@@ -24,6 +24,8 @@ class Trips(NamedTuple):
     bodies: tuple[float, ...]
     # A loop beside these that starts copies: how often its body runs each time.
     copies: float = 1
+    # If the computation exists in versions of which one is taken each time: the share of each, in program order.
+    arms: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A TPU kernel computes on one tile while the next one arrives, so it takes as long as the slower of the two, and the
 first tile's time before it can begin. Cycles come from the program: each loop's own bundles times how often the loop
-runs. Both arms of a branch count, so the estimate errs on the slow side. Latencies of single copies aren't known here.
+runs. Both arms of a branch count where nothing is known of it, so the estimate errs on the slow side. Latencies of
+single copies aren't known here.
 """
 
 from collections.abc import Mapping
@@ -68,18 +69,39 @@ def count_cycles(schedule: Schedule, trips: Trips) -> float:
     """Cycles of one call of a TPU kernel. A loop beside the main path runs once each time, unless it starts copies.
 
     Raises:
-      ValueError: see find_main_loop.
+      ValueError: see find_main_loop; or there aren't as many versions of the computation as `trips` says.
     """
     main = find_main_loop(schedule, trips)
     runs_of = {(loop.first, loop.last): runs for loop, runs in zip(main.path, main.runs, strict=True)}
+    arms = _find_arms(schedule, main, trips)
+    runs = [1.0] * schedule.cycles  # of each bundle
 
-    def loop_cycles(loop: Loop, outside: float) -> float:
+    def visit(loop: Loop, outside: float, depth: int) -> None:
         use = schedule.use(loop)
-        each_time = trips.copies if use.dmas else 1
-        runs = runs_of.get((loop.first, loop.last), outside * each_time)
-        return runs * use.cycles + sum(loop_cycles(inner, runs) for inner in loop.inner)
+        is_version = depth == len(main.path) and any(loop.first in arm for arm in arms)
+        each_time = main.runs[-1] if is_version else outside * (trips.copies if use.dmas else 1)
+        own = runs_of.get((loop.first, loop.last), each_time)
+        runs[loop.first : loop.last + 1] = [own] * (loop.last + 1 - loop.first)
+        for inner in loop.inner:
+            visit(inner, own, depth + 1)
 
-    return schedule.use(None).cycles + sum(loop_cycles(loop, 1) for loop in schedule.loops)
+    for loop in schedule.loops:
+        visit(loop, 1, 1)
+    for arm, share in zip(arms, trips.arms, strict=True):
+        for bundle in arm:
+            runs[bundle] *= share
+    return sum(runs)
+
+
+def _find_arms(schedule: Schedule, main: MainLoop, trips: Trips) -> list[range]:
+    """Finds the versions of the computation in the innermost loop that has as many as there should be."""
+    if not trips.arms:
+        return []
+    for loop in reversed(main.path):
+        arms = schedule.arms(loop)
+        if len(arms) == len(trips.arms):
+            return arms
+    raise ValueError(f"{schedule.name} has no {len(trips.arms)} versions of its computation")
 
 
 def estimate(cycles: float, work: Work, target: TpuTarget) -> Estimate:

@@ -70,6 +70,18 @@ def test_loops_beside_each_other_stay_apart_and_messages_are_no_bundles(tmp_path
     assert schedule.use(schedule.loops[0]).bundles == 3
 
 
+def test_stretches_that_may_be_jumped_over_are_found_with_their_matrix_products(tmp_path: Path) -> None:
+    forward = "{{ %1 = sbr.rel (%p1) target bundleno = {} }}"
+    # Bundles 5 and 6 are skipped by the branch at 0, bundle 12 by that at 7; four more always run after a branch.
+    bundles = [forward.format(7), *["{ %2 = nop }"] * 6, forward.format(13), *["{ %2 = nop }"] * 5, "{ %3 = nop }"]
+    bundles += ["{ %1 = sbr.rel (%p1) target bundleno = 0 }", *["{}"] * 4]
+    use = ["1 0 0 0" if number in (6, 12) else "0 0 0 0" for number in range(len(bundles))]
+    write_dump(tmp_path, bundles, use)
+    (schedule,) = read_dumps(tmp_path)
+    assert schedule.skips == (range(5, 7), range(12, 13))
+    assert schedule.arms(schedule.loops[0]) == [range(5, 7), range(12, 13)]
+
+
 def test_a_program_without_loops_is_counted_as_a_whole(tmp_path: Path) -> None:
     write_dump(tmp_path, ["{ %1 = vadd %v1 }"], ["0 1 0 0"])
     (schedule,) = read_dumps(tmp_path)

@@ -17,14 +17,18 @@ from pallas_kernels.aot.targets import GPU_TARGETS, TPU_TARGETS
 V6E, V5E, H100 = TPU_TARGETS["v6e"], TPU_TARGETS["v5e"], GPU_TARGETS["sm_90"]
 
 
-def make_schedule(cycles: int, loops: tuple[Loop, ...], dmas_at: tuple[int, ...] = ()) -> Schedule:
+def make_schedule(
+    cycles: int, loops: tuple[Loop, ...], dmas_at: tuple[int, ...] = (), skips: tuple[range, ...] = ()
+) -> Schedule:
+    """Makes a program whose bundles all use the matrix unit."""
     return Schedule(
         name="k.1",
         capacity={"MXU": 2, "VALU": 4, "VLOAD:FILL": 3, "VSTORE:SPILL": 1},
-        used=((0, 0, 0, 0),) * cycles,
+        used=((1, 0, 0, 0),) * cycles,
         scalar_spills=(0,) * cycles,
         dmas=tuple(int(number in dmas_at) for number in range(cycles)),
         loops=loops,
+        skips=skips,
     )
 
 
@@ -67,6 +71,25 @@ def test_loops_that_run_once_a_pass_may_be_dissolved() -> None:
     assert find_main_loop(schedule, Trips((1, 6, 24, 24))).runs == (6, 24)
     assert find_main_loop(schedule, Trips((6, 6, 24, 24))).runs == (6, 24)
     assert find_main_loop(make_schedule(9, ()), Trips((1, 1))) == ((), ())
+
+
+def test_versions_of_the_inner_loop_share_its_runs() -> None:
+    masked, whole = Loop(first=22, last=49, inner=()), Loop(first=62, last=79, inner=())
+    parts = Loop(first=10, last=89, inner=(masked, whole))
+    schedule = make_schedule(100, (parts,), skips=(range(15, 18), range(20, 50), range(60, 80), range(5, 95)))
+    schedule = dataclasses.replace(schedule, used=((),) * 20 + ((1, 0, 0, 0),) * 80)
+    # 10 parts of 8 heads; 3 parts in 10 are masked. 20 bundles around the parts loop, 30 of its own outside of both
+    # versions, and in them 2 bundles before each loop.
+    by_hand = 20 + 10 * 30 + 3 * 2 + 3 * 8 * 28 + 7 * 2 + 7 * 8 * 18
+    assert count_cycles(schedule, Trips((10, 80), arms=(0.3, 0.7))) == pytest.approx(by_hand)
+    with pytest.raises(ValueError, match="k.1 has no 3 versions of its computation"):
+        count_cycles(schedule, Trips((10, 80), arms=(0.3, 0.3, 0.4)))
+
+
+def test_versions_within_the_main_loop_share_its_runs() -> None:
+    parts = Loop(first=10, last=89, inner=())
+    schedule = make_schedule(100, (parts,), skips=(range(20, 50), range(60, 80)))
+    assert count_cycles(schedule, Trips((10, 10), arms=(0.3, 0.7))) == pytest.approx(20 + 10 * 30 + 3 * 30 + 7 * 20)
 
 
 def test_decode_bound_by_memory_by_hand() -> None:
