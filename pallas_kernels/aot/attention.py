@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +26,7 @@ def build(shape: AttentionShape, target: TpuTarget | GpuTarget) -> Program:
         layout = kv_layout(shape, "triton")
         work, trips = _gpu_plan(shape, layout)
     function = functools.partial(paged_attention, backend=layout.backend, **attention_options(shape))
-    return Program(function=function, arguments=_arguments(shape, layout), work=work, trips=trips)
+    return _program(function, shape, layout, work, trips)
 
 
 def build_sized(shape: AttentionShape, target: TpuTarget, fields: Sequence[int]) -> Program:
@@ -41,7 +41,14 @@ def build_sized(shape: AttentionShape, target: TpuTarget, fields: Sequence[int])
     ) -> jax.Array:
         return paged_attention_tpu(q, kv[0], tables, seq_lens, starts, sizes=sizes, **options)
 
-    return Program(function=function, arguments=_arguments(shape, layout), work=work, trips=trips)
+    return _program(function, shape, layout, work, trips)
+
+
+def _program(
+    function: Callable[..., Any], shape: AttentionShape, layout: KVLayout, work: Work, trips: Mapping[str, Trips]
+) -> Program:
+    arguments = _arguments(shape, layout)
+    return Program(function=function, arguments=arguments, step_arguments=(2, 3, 4), work=work, trips=trips)
 
 
 def attention_key(shape: AttentionShape) -> AttentionKey:
@@ -51,6 +58,7 @@ def attention_key(shape: AttentionShape) -> AttentionKey:
 
 
 def _arguments(shape: AttentionShape, layout: KVLayout) -> tuple[Any, ...]:
+    """Queries and cache of a layer; block tables, lengths and starts of the step."""
     heads, batch = shape.heads, shape.batch
     return (
         jax.ShapeDtypeStruct((batch.num_tokens, heads.num_heads, heads.head_dim), jnp.bfloat16),

@@ -54,6 +54,7 @@ def build(shape: AttentionShape, target: TpuTarget) -> Program:
     return Program(
         function=function,
         arguments=arguments,
+        step_arguments=(2, 3, 4, 5),
         work=Work(
             needed_bytes=shape.needed_bytes,
             needed_flops=shape.needed_flops,

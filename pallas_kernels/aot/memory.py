@@ -43,7 +43,7 @@ def build_update(shape: AttentionShape, _: TpuTarget) -> Program:
     )
     # Beside the main loop, one starts the first half of the pieces that are on their way at once.
     trips = {"kv_cache_update": Trips((num_pieces,), copies=min(num_pieces, MAX_PIECES // 2))}
-    return Program(function=function, arguments=arguments, donated=(0,), work=work, trips=trips)
+    return Program(function=function, arguments=arguments, donated=(0,), step_arguments=(3,), work=work, trips=trips)
 
 
 def build_copy(shape: AttentionShape, _: TpuTarget) -> Program:

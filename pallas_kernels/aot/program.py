@@ -35,5 +35,6 @@ class Program:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]  # trees of jax.ShapeDtypeStruct
     donated: tuple[int, ...] = ()  # positions of arguments that the function may overwrite
+    step_arguments: tuple[int, ...] = ()  # positions of arguments that are the same in every layer of a model
     work: Work
     trips: Mapping[str, Trips]  # by kernel name

@@ -32,8 +32,9 @@ spills: vector registers stored and loaded in the inner loop. inner loop: bundle
 instructions of one warp (GPU); cycles: with the bundles that only wait. per KV: bundles per KV token, in decode.
 mxu, vpu: share of the matrix and vector units' issue slots that the inner loop uses. est us: estimated from the
 program and the chip's numbers, nothing was run; share: of the chip's roofline, bandwidth in decode and matrix rate in
-prefill. One TensorCore or one GPU. in-tree: JAX's own ragged paged attention, the same estimate. A GPU's estimate is
-a bound: it leaves latencies out."""
+prefill. One TensorCore or one GPU. in-tree: JAX's own ragged paged attention, the same estimate. Lists of work, which
+all layers of a model share, aren't counted (once_a_step_cycles with --json). A GPU's estimate is a bound: it leaves
+latencies out."""
 
 
 class Row(NamedTuple):

@@ -14,14 +14,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.aot.bundles import Schedule, read_dumps
+from pallas_kernels.aot.hlo import count_other_cycles, find_kernel_calls
 from pallas_kernels.aot.program import Program, Trips
 from pallas_kernels.aot.roofline import count_cycles, estimate, find_main_loop, find_trips
 from pallas_kernels.aot.targets import TpuTarget
 
-_KERNEL_CALL = re.compile(r'%(\S+) = [^\n]*custom_call_target="tpu_custom_call"[^\n]*')
 _VMEM_USED = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"')
-_UNKNOWN_CYCLES = 1 << 53  # what XLA can't estimate has a number near the largest of 64 bits
-_OTHER_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 class TpuCompiler:
@@ -47,33 +45,39 @@ class TpuCompiler:
         )
         # The abstract mesh tells Pallas which chip it is for.
         with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
-            jitted = jax.jit(program.function, donate_argnums=program.donated, out_shardings=sharding)
+            jitted = jax.jit(program.function, donate_argnums=program.donated, out_shardings=sharding, keep_unused=True)
             hlo = jitted.lower(*arguments).compile().as_text()
         assert hlo is not None
         return hlo
 
 
 def _figures(program: Program, hlo: str, target: TpuTarget, dumped: list[Schedule]) -> dict[str, Any]:
-    calls = {match[1]: match[0] for match in _KERNEL_CALL.finditer(hlo)}
+    calls = find_kernel_calls(hlo)
     schedules = [schedule for schedule in dumped if schedule.name in calls]
     if not schedules:
         raise RuntimeError(f"libtpu dumped no program of {', '.join(calls) or 'any kernel'}")
     cycles = {s.name: count_cycles(s, find_trips(s.name, program.trips)) for s in schedules}
-    # What XLA does around the kernels: copies, layout changes, metadata.
-    other_cycles = sum(int(number) for number in _OTHER_CYCLES.findall(hlo) if int(number) < _UNKNOWN_CYCLES)
-    times = estimate(sum(cycles.values()) + other_cycles, program.work, target)
+    other = count_other_cycles(hlo, _step_parameters(program))
+    times = estimate(sum(cycles.values()) + other.layer, program.work, target)
     main = max(schedules, key=lambda schedule: cycles[schedule.name])
     return {
         "vmem_bytes": max(_vmem_bytes(call) for call in calls.values()),
         "main_kernel": main.name,
         **_loop_figures(main, find_trips(main.name, program.trips), program.work.kv_tokens),
         "kernel_cycles": round(sum(cycles.values())),
-        "other_cycles": other_cycles,
+        "other_cycles": other.layer,
+        "once_a_step_cycles": other.step,
         "moved_bytes": round(program.work.moved_bytes),
         "needed_bytes": round(program.work.needed_bytes),
         "needed_flops": round(program.work.needed_flops),
         **times.figures(),
     }
+
+
+def _step_parameters(program: Program) -> set[int]:
+    """Numbers of the parameters that are the same in every layer: arguments flattened."""
+    sizes = [len(jax.tree.leaves(argument)) for argument in program.arguments]
+    return {sum(sizes[:position]) + leaf for position in program.step_arguments for leaf in range(sizes[position])}
 
 
 def _vmem_bytes(call: str) -> int:
