@@ -12,10 +12,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.paged_attention import tpu_decode, tpu_prefill
+from pallas_kernels.paged_attention.block_sizes import AttentionKey, find_tile_sizes
 from pallas_kernels.paged_attention.flash import LOG2_E
 from pallas_kernels.paged_attention.kv_layout import LANES, num_kv_heads_of
 from pallas_kernels.paged_attention.tpu_config import (
-    DEFAULT_SIZES,
     VMEM_LIMIT_BYTES,
     TileSizes,
     TpuConfig,
@@ -38,12 +38,16 @@ def paged_attention_tpu(
     sinks: jax.Array | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    sizes: TileSizes = DEFAULT_SIZES,
+    sizes: TileSizes | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """See pallas_kernels.paged_attention.paged_attention. `interpret` is pallas_call's."""
+    """See pallas_kernels.paged_attention.paged_attention.
+
+    Without `sizes` those are taken that were tuned for the chip. `interpret` is pallas_call's.
+    """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = num_kv_heads_of((kv,), head_dim)
+    key = AttentionKey(kv.dtype.name, num_heads, num_kv_heads, head_dim, block_size=kv.shape[2])
     options: dict[str, Any] = {
         "num_kv_heads": num_kv_heads,
         "group": num_heads // num_kv_heads,
@@ -57,7 +61,7 @@ def paged_attention_tpu(
         "sliding_window": sliding_window,
         "logit_soft_cap": logit_soft_cap,
         "has_sinks": sinks is not None,
-        "sizes": sizes,
+        "sizes": sizes or find_tile_sizes(_chip(), key),
     }
     decode, prefill = decode_config(**options), prefill_config(**options)
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, decode.width - head_dim)))
@@ -69,6 +73,14 @@ def paged_attention_tpu(
         out = call(prefill, tpu_prefill, out=out)
     first_lane = LANES // 2 if decode.planes_per_head == 1 else 0
     return out.reshape(num_tokens, num_heads, -1)[:, :, first_lane : first_lane + head_dim]
+
+
+def _chip() -> str | None:
+    """The chip that is compiled for, as block_sizes names it. It need not be there; None in an interpreter."""
+    if not pltpu.is_tpu_device():
+        return None
+    name = pltpu.get_tpu_info().chip_version.value
+    return name if name.startswith("v") else f"tpu{name}"
 
 
 def _call(
