@@ -61,6 +61,8 @@ class GoldenRunner:
     """A ModelRunner on a model folder, with one rung of 24 tokens.
 
     Attributes:
+      caches: The KV cache before the first step, layer by layer.
+      num_layer_programs: How many kinds of layers there are.
       rows: (position, logits [V]) of every row of logits computed so far, padding rows included: they repeat one.
     """
 
@@ -86,6 +88,7 @@ class GoldenRunner:
         cache_engine = CacheEngine(config, mesh, _FLOAT32, "cpu")
         input_batch = InputBatch(_NUM_SEQS, _MAX_LEN, _BLOCK_SIZE, (_SIZE,))
         programs = list_programs(model, cache_engine.caches[0], shapes, mesh)
+        self.caches = cache_engine.caches
         self.num_layer_programs = sum(program.name.startswith("layers_") for program in programs)
         self._programs = CompiledPrograms({(p.name, p.size): _compile(p) for p in programs if _is_needed(p.name)})
         self._runner = ModelRunner(model, cache_engine, input_batch, self._record, _NUM_SEQS)
