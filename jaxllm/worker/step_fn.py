@@ -96,6 +96,12 @@ def score(logits: jax.Array, token_ids: jax.Array) -> sampler.ScoredTokens:
         return sampler.score(logits, token_ids, min(NUM_TOP, logits.shape[-1]))
 
 
+def add_bias(logits: jax.Array, rows: jax.Array, token_ids: jax.Array, values: jax.Array) -> jax.Array:
+    """Adds values: [C] to the logits: [R, V] of rows: [C] and token_ids: [C]."""
+    with jax.named_scope("add_bias"):
+        return sampler.add_bias(logits, rows, token_ids, values)
+
+
 def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.Array) -> LayerCache:
     """Copies whole blocks of one layer's keys and values; see pallas_kernels.kv_cache_update.copy_blocks."""
     return tuple(copy_blocks(array, sources, destinations) for array in cache)

@@ -11,6 +11,8 @@ HOST_MODULES = (
     "jaxllm",
     "jaxllm.entrypoints.llm",
     "jaxllm.engine.llm_engine",
+    "jaxllm.engine.async_llm_engine",
+    "jaxllm.engine.engine_core_proc",
     "jaxllm.scheduler.scheduler",
     "jaxllm.generate",
 )

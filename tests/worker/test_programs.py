@@ -37,6 +37,7 @@ def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
     shapes = ProgramShapes(
         ladder=ladder,
         max_num_seqs=8,
+        max_num_draws=8,
         blocks_per_seq=16,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -66,6 +67,6 @@ def test_the_list_of_programs():
     names = [(program.name, program.size) for program in _tiny_programs((2, 16), num_blocks=4)]
     assert names == [
         *[("embed", 2), ("layers_0", 2), ("logits", 2), ("embed", 16), ("layers_0", 16), ("logits", 16)],
-        *[("sample", 2), ("score", 2), ("sample", 8), ("score", 8)],
+        *[("sample", 2), ("score", 2), ("add_bias", 2), ("sample", 8), ("score", 8), ("add_bias", 8)],
         *[("copy_blocks", 16), ("gather_blocks", 16), ("scatter_blocks", 16)],
     ]
