@@ -87,19 +87,18 @@ class LatentAttention(nnx.Module):
         The cache is one array, whose rows are keys and values at once.
         """
         sizes, num_tokens = self.sizes, x.shape[0]
-        arrays = cache if choose_backend() == "tpu" else cache * 2
         rows = self._rows(x, batch.positions)
-        arrays = kv_cache_update(arrays, rows, rows, batch.slots)
+        cache = kv_cache_update(cache, rows, rows, batch.slots)
         attended = paged_attention(
             self._queries(x, batch.positions),
-            arrays,
+            cache if choose_backend() == "tpu" else cache * 2,
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,
             scale=self.scale,
         )
         values = _per_head(attended[..., : sizes.latent], self.kv_out[...][:, sizes.unrotated :], "thc,hvc->thv")
-        return self.out(values.reshape(num_tokens, -1)), arrays[: len(cache)]
+        return self.out(values.reshape(num_tokens, -1)), cache
 
     def _rows(self, x: jax.Array, positions: jax.Array) -> jax.Array:
         """Returns what the cache holds of x: [T, M]: [T, 1, latent + rotated]."""
