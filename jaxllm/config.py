@@ -26,6 +26,7 @@ class ModelConfig:
       partial_rotary_factor: Share of each head that is rotated, its first elements.
       hidden_act: Activation of the MLPs, one of ACTIVATIONS.
       sliding_window: Tokens that a windowed layer sees, its own included.
+      has_latent_cache: Whether keys are values too, so that the KV cache needs one array a layer.
       layer_types: For each layer one of LAYER_TYPES; empty where all see everything.
       eos_token_ids: Token ids that end a text; may be empty.
       extra: What only some families read, by the config's own names.
@@ -50,6 +51,7 @@ class ModelConfig:
     hidden_act: str = "silu"
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
+    has_latent_cache: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)

@@ -14,6 +14,7 @@ RULES: dict[str, str | None] = {
     "experts": "tensor",
     "norm": None,
     "router": None,
+    "latent": None,
 }
 
 

@@ -80,7 +80,7 @@ class SigmoidRouter(nnx.Module):
         wanted = scores + self.correction[...]
         best, _ = jax.lax.top_k(_in_groups(wanted, self.num_groups), 2)  # [T, num_groups, 2]
         allowed = _allowed(jnp.sum(best, axis=-1), self.num_chosen_groups, scores.shape[-1])
-        _, ids = jax.lax.top_k(jnp.where(allowed, wanted, 0.0), self.num_chosen)
+        _, ids = jax.lax.top_k(jnp.where(allowed, wanted, -jnp.inf), self.num_chosen)
         weights = jnp.take_along_axis(scores, ids, axis=-1)
         if self.is_normalised:
             weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)

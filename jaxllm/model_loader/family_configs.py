@@ -190,6 +190,54 @@ def _gpt_oss(config: Config) -> Config:
     }
 
 
+def _deepseek_v2(config: Config) -> Config:
+    method = config.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UnsupportedModelError(f"topk_method must be greedy or group_limited_greedy, got {method!r:.80}")
+    num_groups = integer(config, "n_group", 1) if method == "group_limited_greedy" else 1
+    return _deepseek({**config, "n_group": num_groups, "norm_topk_prob": False}, num_shared=2, num_dense=0)
+
+
+def _deepseek_v3(config: Config) -> Config:
+    defaults = {"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+    return _deepseek({**defaults, **config}, num_shared=1, num_dense=3)
+
+
+def _deepseek(config: Config, num_shared: int, num_dense: int) -> Config:
+    """Of DeepSeek V2 and V3. To the cache they look like models with one key-value head."""
+    latent, rotated = integer(config, "kv_lora_rank", 512), integer(config, "qk_rope_head_dim", 64)
+    num_groups, num_chosen_groups = integer(config, "n_group"), integer(config, "topk_group", 1)
+    experts = _experts({**config, "num_local_experts": config.get("n_routed_experts")}, 256, 8)
+    if experts["num_experts"] % num_groups or num_chosen_groups > num_groups:
+        raise ModelLoadError(
+            f"the model's {experts['num_experts']} experts must stand in equal groups, of which topk_group are chosen, "
+            f"got n_group {num_groups} and topk_group {num_chosen_groups}"
+        )
+    return {
+        **config,
+        "num_key_value_heads": 1,
+        "head_dim": latent + rotated,
+        "extra": {
+            **experts,
+            "num_groups": num_groups,
+            "num_chosen_groups": num_chosen_groups,
+            "norm_topk_prob": boolean(config, "norm_topk_prob"),
+            "routed_scaling_factor": number(config, "routed_scaling_factor", 1.0),
+            "moe_intermediate_size": integer(config, "moe_intermediate_size"),
+            "num_shared": integer(config, "n_shared_experts", num_shared),
+            "num_dense": integer(config, "first_k_dense_replace", num_dense, low=0),
+            "is_interleaved": boolean(config, "rope_interleave", True),
+            "latent_sizes": {
+                "query_latent": None if config.get("q_lora_rank") is None else integer(config, "q_lora_rank"),
+                "latent": latent,
+                "rotated": rotated,
+                "unrotated": integer(config, "qk_nope_head_dim", 128),
+                "value": integer(config, "v_head_dim", 128),
+            },
+        },
+    }
+
+
 def _experts(config: Config, num_experts: int, num_chosen: int) -> Config:
     """Returns the numbers of experts, in all and for each token; the arguments are the family's defaults."""
     named = {"num_experts": config.get("num_local_experts", config.get("num_experts"))}
@@ -205,6 +253,8 @@ def _all_layers(config: Config, kind: str) -> list[str]:
 
 
 TRANSLATORS: dict[str, Callable[[Config], Config]] = {
+    "DeepseekV2ForCausalLM": _deepseek_v2,
+    "DeepseekV3ForCausalLM": _deepseek_v3,
     "GPT2LMHeadModel": _gpt2,
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,

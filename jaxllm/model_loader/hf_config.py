@@ -61,6 +61,7 @@ def model_config_from_hf(config: dict[str, Any]) -> ModelConfig:
             hidden_act=_activation(config),
             sliding_window=_window(config),
             layer_types=_layer_types(config),
+            has_latent_cache="latent_sizes" in config["extra"],
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=token_ids(config, "eos_token_id"),
             extra=config["extra"],

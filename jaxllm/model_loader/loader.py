@@ -112,7 +112,7 @@ def _stored_names(
     """
     needed = [name for weight in weights.values() for name in weight.names]
     assert len(needed) == len(set(needed)), "a family's weight map uses a tensor twice"
-    stored = {name: name for name in checkpoint.tensor_names() if not name.endswith(family.ignored)}
+    stored = {name: name for name in checkpoint.tensor_names() if not family.is_ignored(config, name)}
     if not any(name.startswith(family.prefix) for name in stored):
         stored = {family.prefix + name: name for name in stored}
     if config.tie_word_embeddings:

@@ -101,6 +101,11 @@ def build_frame(config: ModelConfig, dtype: jnp.dtype, hidden_dtype: jnp.dtype) 
     return Frame(config, dtype, hidden_dtype, norm=RMSNorm(config.hidden_size, config.rms_norm_eps))
 
 
+def is_ignored(config: ModelConfig, name: str) -> bool:
+    """Whether a tensor is one of the rotation, stored, which the config says too."""
+    return name.endswith(".rotary_emb.inv_freq")
+
+
 class Family(NamedTuple):
     """What a family file offers, as FAMILY.
 
@@ -110,7 +115,7 @@ class Family(NamedTuple):
       build_frame: (config, dtype of the weights, hidden_dtype) -> the frame, declared.
       frame_weights: config -> the frame's weights, by parameter path in CausalLM.
       prefix: Begins the checkpoint's names; some checkpoints leave it out.
-      ignored: Ends the names of tensors that some checkpoints carry although nothing needs them.
+      is_ignored: (config, name) -> whether some checkpoints carry this tensor although nothing needs it.
     """
 
     build_layer: Callable[[ModelConfig, int, jnp.dtype], nnx.Module]
@@ -118,4 +123,4 @@ class Family(NamedTuple):
     build_frame: Callable[[ModelConfig, jnp.dtype, jnp.dtype], Frame] = build_frame
     frame_weights: Callable[[ModelConfig], dict[str, Weight]] = frame_weights
     prefix: str = "model."
-    ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    is_ignored: Callable[[ModelConfig, str], bool] = is_ignored

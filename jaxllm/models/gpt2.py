@@ -62,11 +62,15 @@ def _frame_weights(config: ModelConfig) -> dict[str, Weight]:
     return weights
 
 
+def _is_mask(config: ModelConfig, name: str) -> bool:
+    return name.endswith((".attn.bias", ".attn.masked_bias"))
+
+
 FAMILY = Family(
     build_layer,
     layer_weights,
     _build_frame,
     _frame_weights,
     prefix="transformer.",
-    ignored=(".attn.bias", ".attn.masked_bias"),  # the causal mask, stored
+    is_ignored=_is_mask,
 )

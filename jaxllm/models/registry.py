@@ -4,6 +4,8 @@ Each module offers FAMILY, as models/llama.py does.
 """
 
 FAMILIES = {
+    "DeepseekV2ForCausalLM": "jaxllm.models.deepseek",
+    "DeepseekV3ForCausalLM": "jaxllm.models.deepseek",
     "GPT2LMHeadModel": "jaxllm.models.gpt2",
     "Gemma2ForCausalLM": "jaxllm.models.gemma",
     "Gemma3ForCausalLM": "jaxllm.models.gemma",

@@ -75,12 +75,12 @@ def head_norm_weights(index: int) -> dict[str, Weight]:
     return {f"attention.head_norms.{part}.weight": Weight((f"{name}.{part}_norm.weight",)) for part in "qk"}
 
 
-def gated_mlp_weights(index: int, has_bias: bool) -> dict[str, Weight]:
-    """Returns the weights of layer `index`'s gated MLP where gate and up are stored apart."""
-    name = f"model.layers.{index}.mlp"
+def gated_mlp_weights(index: int, has_bias: bool, part: str = "mlp", path: str = "mlp") -> dict[str, Weight]:
+    """Returns the weights of layer `index`'s gated MLP, at `path`, where gate and up are stored apart in `part`."""
+    name = f"model.layers.{index}.{part}"
     return {
-        **linear_weights("mlp.gate_up", (f"{name}.gate_proj", f"{name}.up_proj"), has_bias),
-        **linear_weights("mlp.down", (f"{name}.down_proj",), has_bias),
+        **linear_weights(f"{path}.gate_up", (f"{name}.gate_proj", f"{name}.up_proj"), has_bias),
+        **linear_weights(f"{path}.down", (f"{name}.down_proj",), has_bias),
     }
 
 

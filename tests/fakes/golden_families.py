@@ -1,32 +1,26 @@
 """Runs a golden tiny model through the loader and the real ModelRunner, and keeps every row of logits it computes."""
 
 import json
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
 from jaxllm.config import CacheConfig, EngineConfig, SchedulerConfig
 from jaxllm.messages import CachedSequences, ModelRunnerOutput, NewSequence, SchedulerOutput
 from jaxllm.model_loader.hf_config import model_config_from_hf
-from jaxllm.model_loader.loader import load_model
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.worker.cache_engine import CacheEngine
-from jaxllm.worker.input_batch import InputBatch
-from jaxllm.worker.model_runner import ModelRunner
-from jaxllm.worker.programs import CompiledPrograms, Program, ProgramShapes, list_programs
-from jaxllm.worker.step_fn import split_model
-from sharding.mesh import make_mesh
+from jaxllm.worker import worker
+from jaxllm.worker.programs import Program
+from jaxllm.worker.worker import Worker
 from tests.fakes.seeded_weights import seeded_tensor
 
 FOLDER = Path(__file__).parents[1] / "golden" / "families"
 _BLOCK_SIZE, _MAX_LEN, _NUM_SEQS, _SIZE = 4, 32, 4, 24
-_NEEDED = ("embed", "logits", "sample", "score")
-_FLOAT32 = jnp.dtype(jnp.float32)
+_SHARED: dict[tuple[str, tuple[int, ...]], Any] = {}
 
 
 class GoldenCase(NamedTuple):
@@ -58,40 +52,32 @@ def write_folder(path: Path, case: GoldenCase) -> Path:
 
 
 class GoldenRunner:
-    """A ModelRunner on a model folder, with one rung of 24 tokens.
+    """A Worker on a model folder, with one rung of 24 tokens, that compiles a program when it is first run.
 
     Attributes:
+      programs: What a real worker would have compiled at start, by name.
       rows: (position, logits [V]) of every row of logits computed so far, padding rows included: they repeat one.
     """
 
-    def __init__(self, path: Path, hf_config: dict[str, Any]) -> None:
-        model_config = model_config_from_hf(hf_config)
+    def __init__(self, path: Path, hf_config: dict[str, Any], num_blocks: int = 32) -> None:
         config = EngineConfig(
-            model=model_config,
+            model=model_config_from_hf(hf_config),
             model_path=path,
             dtype="float32",
-            cache=CacheConfig(block_size=_BLOCK_SIZE, num_gpu_blocks_override=32),
+            cache=CacheConfig(block_size=_BLOCK_SIZE, num_gpu_blocks_override=num_blocks),
             scheduler=SchedulerConfig(max_num_seqs=_NUM_SEQS, max_num_batched_tokens=_SIZE, max_model_len=_MAX_LEN),
         )
-        mesh = make_mesh(jax.local_devices()[:1])
-        model = split_model(load_model(config, mesh, _FLOAT32, _FLOAT32), 1)
-        shapes = ProgramShapes(
-            ladder=(_SIZE,),
-            max_num_seqs=_NUM_SEQS,
-            blocks_per_seq=_MAX_LEN // _BLOCK_SIZE,
-            vocab_size=model_config.vocab_size,
-            hidden_size=model_config.hidden_size,
-            dtype=_FLOAT32,
-        )
-        cache_engine = CacheEngine(config, mesh, _FLOAT32, "cpu")
-        input_batch = InputBatch(_NUM_SEQS, _MAX_LEN, _BLOCK_SIZE, (_SIZE,))
-        programs = list_programs(model, cache_engine.caches[0], shapes, mesh)
-        self.num_layer_programs = sum(program.name.startswith("layers_") for program in programs)
-        self._programs = CompiledPrograms({(p.name, p.size): _compile(p) for p in programs if _is_needed(p.name)})
-        self._runner = ModelRunner(model, cache_engine, input_batch, self._record, _NUM_SEQS)
+        self.programs: dict[str, Program] = {}
+        self.rows: list[tuple[int, np.ndarray]] = []
+        self._compiled: dict[str, Any] = {}
         self._step_id = 0
         self._positions = np.zeros(0)
-        self.rows: list[tuple[int, np.ndarray]] = []
+        self._worker = Worker(config)
+        with (
+            patch.object(worker, "token_ladder", lambda *_: (_SIZE,)),
+            patch.object(worker, "compile_programs", self._keep),
+        ):
+            self._worker.initialize()
 
     def step(
         self, scheduled: dict[int, int], new: tuple[NewSequence, ...] = (), grown: dict[int, list[int]] | None = None
@@ -101,11 +87,18 @@ class GoldenRunner:
         cached = CachedSequences(list(grown), list(grown.values()), [[] for _ in grown], [])
         output = SchedulerOutput(self._step_id, scheduled, list(new), cached, {}, [], [])
         self._step_id += 1
-        return self._runner.execute_model(output)
+        return self._worker.execute_model(output)
 
-    def _record(self, name: str, size: int, *arguments: Any) -> Any:
+    def _keep(self, programs: Sequence[Program]) -> Callable[..., Any]:
+        """Stands in for compile_programs."""
+        self.programs = {program.name: program for program in programs}
+        return self._run
+
+    def _run(self, name: str, size: int, *arguments: Any) -> Any:
         """Stands in for CompiledPrograms."""
-        result = self._programs(name, size, *arguments)
+        if name not in self._compiled:
+            self._compiled[name] = _compile(self.programs[name])
+        result = self._compiled[name](*arguments)
         if name == "embed":
             self._positions = np.asarray(arguments[2])
         elif name == "logits":
@@ -121,29 +114,11 @@ def new_sequence(seq_id: int, token_ids: list[int], first_block: int) -> NewSequ
     return NewSequence(seq_id, token_ids, len(token_ids), blocks, 0, 0, params)
 
 
-def _is_needed(name: str) -> bool:
-    return name in _NEEDED or name.startswith("layers_")
-
-
 def _compile(program: Program) -> Any:
-    is_shared = program.name in ("sample", "score")  # depend on the number of tokens alone
-    return (
-        _compile_shared(program.name, program.arguments[0].shape, _Hidden(program)) if is_shared else program.compile()
-    )
-
-
-class _Hidden(NamedTuple):
-    """A program that takes no part in a cache's key."""
-
-    program: Program
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hidden)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-@cache
-def _compile_shared(name: str, shape: tuple[int, ...], hidden: _Hidden) -> Any:
-    return hidden.program.compile()
+    """Compiles a program, or takes it from another model where only the number of tokens matters."""
+    if program.name not in ("sample", "score"):
+        return program.compile()
+    key = (program.name, program.arguments[0].shape)
+    if key not in _SHARED:
+        _SHARED[key] = program.compile()
+    return _SHARED[key]

@@ -28,8 +28,8 @@ def test_nothing_compiled_names_nothing():
         CompiledPrograms({})("sample", 1)
 
 
-def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
-    config = model_config_from_hf(tiny_llama().config)
+def _tiny_programs(ladder: tuple[int, ...], num_blocks: int, num_kv_heads: int = 2) -> list[Program]:
+    config = model_config_from_hf(tiny_llama(num_key_value_heads=num_kv_heads).config)
     layers = [build_layer(config, i, jnp.float32) for i in range(2)]
     model = CausalLM(build_frame(config, jnp.float32, jnp.float32), layers)
     model = nnx.merge(*nnx.split(model))
@@ -47,10 +47,12 @@ def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
     return list_programs(split_model(model, 1), cache, shapes, make_mesh(jax.local_devices()[:1]))
 
 
-def test_no_program_copies_the_kv_cache():
+@pytest.mark.parametrize("num_kv_heads", [2, 1])
+def test_no_program_copies_the_kv_cache(num_kv_heads):
     num_blocks = 4096
-    cache_bytes = num_blocks * 16 * 2 * 16 * 4
-    for program in _tiny_programs(token_ladder(64, "cpu"), num_blocks):
+    cache_bytes = num_blocks * 16 * num_kv_heads * 16 * 4
+    ladder = token_ladder(64, "cpu") if num_kv_heads == 2 else (8,)
+    for program in _tiny_programs(ladder, num_blocks, num_kv_heads):
         if program.donated:
             analysis = program.compile().memory_analysis()
             assert analysis.alias_size_in_bytes >= 2 * cache_bytes, f"{program.name}[{program.size}]: not in place"
