@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm.config import EngineConfig
-from jaxllm.exceptions import DeviceError
+from jaxllm.exceptions import ConfigError, DeviceError
 from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
@@ -23,6 +23,8 @@ from jaxllm.worker.programs import ProgramShapes, list_programs
 from jaxllm.worker.step_fn import StepModel, split_model
 from jaxllm.worker.warmup import compile_programs, enable_compile_cache, measure_activations
 from pallas_kernels import describe_backends
+from pallas_kernels.backends import choose_backend
+from pallas_kernels.paged_attention.block_sizes import check_block_tables
 from sharding.mesh import make_mesh
 
 _logger = get_logger(__name__)
@@ -43,7 +45,7 @@ class Worker:
 
         Raises:
           ModelLoadError: The checkpoint is damaged or doesn't fit its config.
-          ConfigError: The KV cache doesn't fit in memory.
+          ConfigError: The KV cache doesn't fit in memory, or its block tables not in a TPU's.
           DeviceError: A device is absent, held by another process, or out of memory.
         """
         enable_compile_cache()
@@ -61,6 +63,7 @@ class Worker:
         hidden_dtype = jnp.dtype(jnp.float32) if platform == "cpu" else dtype
         device_kind = mesh.devices.ravel()[0].device_kind
         _logger.info("%s, %s, compute dtype %s, %s", platform, device_kind, dtype.name, describe_backends())
+        _check_block_tables(config, platform)
         layers_per_segment = 1 if platform == "cpu" else config.model.num_hidden_layers
         model = split_model(load_model(config, mesh, dtype, hidden_dtype), layers_per_segment)
         ladder = token_ladder(scheduler.max_num_batched_tokens, platform)
@@ -106,6 +109,16 @@ class Worker:
         self._model_runner = None
 
 
+def _check_block_tables(config: EngineConfig, platform: str) -> None:
+    """The TPU kernels read block tables from a small memory of scalars; better to say so before the weights load."""
+    if choose_backend() == "tpu":
+        scheduler = config.scheduler
+        try:
+            check_block_tables(scheduler.max_num_seqs, scheduler.max_model_len, block_size_of(config, platform))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
 def _profile_memory(
     config: EngineConfig, model: StepModel, layer: LayerCache, shapes: ProgramShapes, mesh: Mesh
 ) -> MemoryProfile:
@@ -133,8 +146,10 @@ def _profile_memory(
 def _platform() -> str:
     try:
         return jax.default_backend()
-    except RuntimeError as error:
-        raise DeviceError(f"no device can be used: {_first_line(error)}") from error
+    except (RuntimeError, AssertionError) as error:  # the second is what JAX raises where a plug-in is missing
+        wanted = jax.config.values.get("jax_platforms")
+        asked = f" with JAX_PLATFORMS={wanted}" if wanted else ""
+        raise DeviceError(f"no device can be used{asked}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

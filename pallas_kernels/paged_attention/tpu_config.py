@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.paged_attention.kv_layout import LANES, num_lane_tiles, planes_per_head
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TileSizes:
     """How much is done at a time. The defaults suit every chip; scripts/tune_block_sizes looks for better ones.
 

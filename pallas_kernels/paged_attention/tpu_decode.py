@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, flash_step, is_visible, scale_scores, widen
+from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, cap_scores, flash_step, is_visible, query_scale, widen
 from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
@@ -49,10 +49,11 @@ def make_compute(
     num_rows, num_heads = _num_rows(config), config.num_heads
 
     def start(q: jax.Array) -> None:
-        rows = q[0].reshape(num_heads, config.width).astype(config.compute_dtype)
+        scaled = q[0].astype(jnp.float32) * query_scale(config.scale, config.logit_soft_cap)
+        rows = scaled.reshape(num_heads, config.width).astype(config.compute_dtype)
         queries[...] = jnp.pad(rows, ((0, num_rows - num_heads), (0, 0)))
         maximum[...] = jnp.full_like(maximum, LOWEST) if sinks is None else sinks[...]
-        total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0)
+        total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0 / LANES)
         weighted[...] = jnp.zeros_like(weighted)
 
     def multiply_keys(kv: jax.Array, index: jax.Array, first: int) -> jax.Array:
@@ -89,14 +90,14 @@ def make_compute(
                 products = ahead
                 if first + ROWS < num_rows:  # the matrix unit goes on while this chunk's softmax is computed
                     ahead = multiply_keys(kv, index, first + ROWS)
-                scores = scale_scores(products, config.scale, config.logit_soft_cap)
+                scores = cap_scores(products, config.logit_soft_cap)
                 add_values(kv, index, first, jnp.where(visible, scores, HIDDEN))
 
         num_parts = (tile.num_keys + config.compute_tokens - 1) // config.compute_tokens
         jax.lax.fori_loop(0, num_parts, part, None)
 
     def finish(out: jax.Array) -> None:
-        result = weighted[...] * (config.v_scale / widen(total[...], config.width))
+        result = weighted[...] * (config.v_scale / jnp.sum(total[...], axis=1, keepdims=True))
         out[0] = result[:num_heads].astype(out.dtype).reshape(out.shape[1:])
 
     return Compute(start, compute, finish)

@@ -1,6 +1,7 @@
 """Attention of several queries a sequence on TPUs: a tile of queries against a tile of keys and values.
 
-One KV head after another. Its rows are the tile's queries times the heads of its group, taken _row_block at a time.
+One KV head after another. Its rows are the tile's queries times the heads of its group, taken _row_block at a time. The
+products of one block with the keys are computed beside the softmax of the block before.
 """
 
 from typing import Any
@@ -10,13 +11,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, flash_step, is_visible, scale_scores, widen
+from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, cap_scores, flash_step, is_visible, query_scale, widen
 from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
 from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
 
-_MAX_ROW_BLOCK = 128
+_MAX_ROW_BLOCK = 256
 
 
 def scratch_shapes(config: TpuConfig) -> list[Any]:
@@ -50,48 +51,65 @@ def make_compute(
 
     def start(q: jax.Array) -> None:
         for head in range(config.num_kv_heads):
-            queries[head] = q[:, head].reshape(num_rows, config.width).astype(config.compute_dtype)
+            scaled = q[:, head].astype(jnp.float32) * query_scale(config.scale, config.logit_soft_cap)
+            queries[head] = scaled.reshape(num_rows, config.width).astype(config.compute_dtype)
             if sinks is not None:
                 spread = jnp.broadcast_to(sinks[head][None], (config.query_tile, config.group, LANES))
                 maximum[head] = spread.reshape(num_rows, LANES)
         if sinks is None:
             maximum[...] = jnp.full_like(maximum, LOWEST)
-        total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0)
+        total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0 / LANES)
         weighted[...] = jnp.zeros_like(weighted)
 
-    def compute(tile: Tile, kv: jax.Array) -> None:
+    def compute(tile: Tile, kv: Any) -> None:
         clear_tail(config, kv, tile.num_keys)
 
         def part(index: jax.Array, _: None) -> None:
-            jax.lax.fori_loop(0, config.num_kv_heads, lambda head, _: one_head(index, head), None)
+            first_key = tile.first_key + index * config.compute_tokens
+            is_whole = first_key + config.compute_tokens - 1 <= tile.first_query
+            if config.sliding_window is not None:
+                is_whole &= first_key > tile.first_query + config.query_tile - 1 - config.sliding_window
+            for masked in (True, False):  # most parts are seen by every query: no masks there
 
-        def one_head(index: jax.Array, head: jax.Array) -> None:
-            jax.lax.fori_loop(0, num_rows // row_block, lambda block, _: one_block(index, head, block), None)
-
-        def one_block(index: jax.Array, head: jax.Array, block: jax.Array) -> None:
-            rows = (head, pl.ds(pl.multiple_of(block * row_block, row_block), row_block))
-            shape = (row_block, config.compute_tokens)
-            keys = tile.first_key + index * config.compute_tokens + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-            row = block * row_block + jax.lax.broadcasted_iota(jnp.int32, (row_block, LANES), 0)
-            position = widen(tile.first_query + _divide(row, config.group), config.compute_tokens)
-            visible = is_visible(keys, position, config.sliding_window)
-            products = multiply(config, queries[rows], load_keys(config, kv, index, head), transpose=True)
-            scores = scale_scores(products, config.scale, config.logit_soft_cap)
-            step = flash_step(jnp.where(visible, scores, HIDDEN), maximum[rows], total[rows])
-            weights = step.weights.astype(config.compute_dtype)
-            shrunk = weighted[rows] * widen(step.shrink, config.width)
-            weighted[rows] = shrunk + multiply(config, weights, load_values(config, kv, index, head))
-            maximum[rows], total[rows] = step.maximum, step.total
+                @pl.when(is_whole != masked)
+                def _(masked: bool = masked) -> None:
+                    mask = (first_key, tile.first_query) if masked else None
+                    jax.lax.fori_loop(0, config.num_kv_heads, lambda head, _: one_head(kv, index, head, mask), None)
 
         num_parts = (tile.num_keys + config.compute_tokens - 1) // config.compute_tokens
         jax.lax.fori_loop(0, num_parts, part, None)
 
+    def one_head(kv: Any, index: jax.Array, head: jax.Array, mask: tuple[jax.Array, jax.Array] | None) -> None:
+        keys, values = load_keys(config, kv, index, head), load_values(config, kv, index, head)
+        blocks = [slice(first, first + row_block) for first in range(0, num_rows, row_block)]
+        ahead = multiply(config, queries[head, blocks[0]], keys, transpose=True)
+        for number, rows in enumerate(blocks):
+            products = ahead
+            if number + 1 < len(blocks):  # the matrix unit goes on while this block's softmax is computed
+                ahead = multiply(config, queries[head, blocks[number + 1]], keys, transpose=True)
+            scores = cap_scores(products, config.logit_soft_cap)
+            if mask is not None:
+                scores = jnp.where(_visible(config, rows, *mask), scores, HIDDEN)
+            step = flash_step(scores, maximum[head, rows], total[head, rows])
+            shrunk = weighted[head, rows] * widen(step.shrink, config.width)
+            weighted[head, rows] = shrunk + multiply(config, step.weights.astype(config.compute_dtype), values)
+            maximum[head, rows], total[head, rows] = step.maximum, step.total
+
     def finish(out: jax.Array) -> None:
         for head in range(config.num_kv_heads):
-            result = weighted[head] * (config.v_scale / widen(total[head], config.width))
+            result = weighted[head] * (config.v_scale / jnp.sum(total[head], axis=1, keepdims=True))
             out[:, head] = result.astype(out.dtype).reshape(config.query_tile, config.group, config.width)
 
     return Compute(start, compute, finish)
+
+
+def _visible(config: TpuConfig, rows: slice, first_key: jax.Array, first_query: jax.Array) -> jax.Array:
+    """Returns which keys of a part these rows of a tile see: [R, compute_tokens]."""
+    num_rows = rows.stop - rows.start
+    row = rows.start + jax.lax.broadcasted_iota(jnp.int32, (num_rows, LANES), 0)
+    position = widen(first_query + _divide(row, config.group), config.compute_tokens)
+    keys = first_key + jax.lax.broadcasted_iota(jnp.int32, (num_rows, config.compute_tokens), 1)
+    return is_visible(keys, position, config.sliding_window)
 
 
 def _row_block(num_rows: int) -> int:

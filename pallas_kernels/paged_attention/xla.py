@@ -31,7 +31,7 @@ TILINGS = (_Tiling(2, 16, 32), _Tiling(257, 64, 128))
 class _Options(NamedTuple):
     """What paged_attention's keywords say."""
 
-    scale: float
+    scale: float  # the keys' own scale in it
     window: int | None
     soft_cap: float | None
     sinks: jax.Array | None  # [H]
@@ -57,11 +57,13 @@ def paged_attention_xla(
     sliding_window: int | None = None,
     logit_soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> jax.Array:
     """See pallas_kernels.paged_attention.paged_attention."""
-    options = _Options(scale, sliding_window, logit_soft_cap, sinks)
+    options = _Options(scale * k_scale, sliding_window, logit_soft_cap, sinks)
     query_lens = query_start_loc[1:] - query_start_loc[:-1]  # [S]
-    out = jnp.zeros(q.shape, v_cache.dtype)
+    out = jnp.zeros(q.shape, q.dtype)
     tilings = [tiling for tiling in TILINGS if tiling.min_queries <= q.shape[0]]
     ends = [tiling.min_queries for tiling in tilings[1:]] + [q.shape[0] + 1]
     for tiling, end in zip(tilings, ends, strict=True):
@@ -70,7 +72,8 @@ def paged_attention_xla(
     first = query_start_loc[:-1]
     is_single = query_lens == 1
     decoded = _decode(q[first], k_cache, v_cache, block_tables, jnp.where(is_single, seq_lens, 0), options)
-    return out.at[jnp.where(is_single, first, q.shape[0])].set(decoded, mode="drop")
+    out = out.at[jnp.where(is_single, first, q.shape[0])].set(decoded, mode="drop")
+    return out if v_scale == 1.0 else out * v_scale
 
 
 def _decode(
@@ -100,7 +103,7 @@ def _decode(
 
         def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice(tables, (first, chunk * blocks_per_chunk), (size, blocks_per_chunk))
-            k, v = _gather(k_cache, ids), _gather(v_cache, ids)  # [size, C, K, D]
+            k, v = _gather(k_cache, ids, q.dtype), _gather(v_cache, ids, q.dtype)  # [size, C, K, D]
             scores = jnp.einsum("skgd,sckd->skgc", queries, k, preferred_element_type=jnp.float32)
             scores = _capped(scores, options.soft_cap)
             context = chunk * chunk_len + jnp.arange(chunk_len)
@@ -116,7 +119,7 @@ def _decode(
         return jax.lax.dynamic_update_slice_in_dim(out, _softmax_end(state).astype(out.dtype), first, axis=0)
 
     num_groups = q.shape[0] // size
-    out = jax.lax.fori_loop(0, num_groups, group, jnp.zeros(q.shape, v_cache.dtype))
+    out = jax.lax.fori_loop(0, num_groups, group, jnp.zeros(q.shape, q.dtype))
     return out[:num_seqs].reshape(num_seqs, num_heads, head_dim)
 
 
@@ -154,7 +157,7 @@ def _prefill(
 
         def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice(tables, (seq, chunk * blocks_per_chunk), (1, blocks_per_chunk))[0]
-            k, v = _gather(k_cache, ids), _gather(v_cache, ids)  # [C, K, D]
+            k, v = _gather(k_cache, ids, q.dtype), _gather(v_cache, ids, q.dtype)  # [C, K, D]
             scores = jnp.einsum("qkgd,ckd->kgqc", queries, k, preferred_element_type=jnp.float32)
             scores = _capped(scores, options.soft_cap)
             context = chunk * chunk_len + jnp.arange(chunk_len)
@@ -177,11 +180,17 @@ def _prefill(
     return out[:num_tokens].reshape(num_tokens, num_heads, head_dim)
 
 
-def _gather(cache: jax.Array, ids: jax.Array) -> jax.Array:
-    """Returns the tokens of blocks ids: [..., b] as [..., b * P, K, D]."""
+def _gather(cache: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Returns the tokens of blocks ids: [..., b] as [..., b * P, K, D] in `dtype`."""
     num_blocks, block_size, num_kv_heads, head_dim = cache.shape
+    is_bfloat16 = cache.dtype == jnp.bfloat16
+    if is_bfloat16:  # XLA:CPU gathers bfloat16 by widening the whole cache first; its bits it leaves alone
+        cache = jax.lax.bitcast_convert_type(cache, jnp.uint16)
     blocks = cache.reshape(num_blocks, -1).at[ids].get(mode="promise_in_bounds")
-    return blocks.reshape(*ids.shape[:-1], ids.shape[-1] * block_size, num_kv_heads, head_dim)
+    if is_bfloat16:
+        blocks = jax.lax.bitcast_convert_type(blocks.astype(jnp.uint32) << 16, jnp.float32)
+    blocks = blocks.reshape(*ids.shape[:-1], ids.shape[-1] * block_size, num_kv_heads, head_dim)
+    return blocks.astype(dtype)
 
 
 def _finite(values: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.engine.core_link import Connect
+from jaxllm.engine.core_messages import FinishSequence, ToCore
 from jaxllm.engine.core_process import CoreProcess
 from jaxllm.engine.front_end import FrontEnd
 from jaxllm.engine_args import EngineArgs
@@ -129,6 +130,22 @@ def test_many_requests_at_once_are_as_alone(connect: Connect) -> None:
 
 def facts(output: Any) -> tuple[Any, ...]:
     return output.index, output.text, output.token_ids, output.finish_reason, output.stop_reason, output.logprobs
+
+
+def test_a_stop_string_ends_the_sequence_in_the_core_too() -> None:
+    sent: list[ToCore] = []
+
+    class Recording(ThreadCore):
+        def send(self, message: ToCore) -> None:
+            sent.append(message)
+            super().send(message)
+
+    async def scenario(engine: AsyncLLMEngine) -> None:
+        output = await last(engine.generate("a", greedy(100, stop="def"), "r"))
+        assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("bc", "def")
+        assert FinishSequence("r-0", 0) in sent
+
+    run(scenario, Recording)
 
 
 def test_final_only_yields_once() -> None:

@@ -12,8 +12,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_cache_update import quantize_kv
 from pallas_kernels.paged_attention import KVLayout
-from pallas_kernels.paged_attention.tpu import decode_work, paged_attention_tpu, prefill_work
-from pallas_kernels.paged_attention.tpu_config import TileSizes, decode_config, prefill_config
+from pallas_kernels.paged_attention.tpu import paged_attention_tpu
+from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, prefill_config
+from pallas_kernels.paged_attention.tpu_pipeline import Batch, find_row
 from tests.fakes.attention_batches import attention_oracle, make_batch
 
 _INTERPRET = pltpu.InterpretParams(
@@ -114,18 +115,20 @@ def test_agrees_with_the_oracle_without_a_race(name: str, capfd: pytest.CaptureF
     check()
 
 
-def test_the_work_lists_of_an_example_by_hand() -> None:
-    """The example of Work's docstring, with a sequence that decodes and one that waits."""
+def test_the_rows_of_an_example_by_hand() -> None:
+    """The example of Row's docstring, after a sequence that decodes and one that waits."""
     options = {"num_kv_heads": 1, "group": 1, "head_dim": 64, "block_size": 16, "table_width": 3, "scale": 1.0}
     options |= {"v_scale": 1.0, "sliding_window": 20, "logit_soft_cap": None, "has_sinks": False}
     dtypes = {"kv_dtype": jnp.dtype("float32"), "q_dtype": jnp.dtype("float32")}
-    tables = np.arange(9, dtype=np.int32).reshape(3, 3)
-    seq_lens, query_start_loc = np.array([30, 0, 46], np.int32), np.array([6, 7, 7, 13], np.int32)
-    work = decode_work(decode_config(**options, **dtypes), tables, seq_lens, query_start_loc)
-    assert (work.num_rows.tolist(), work.seq[0], work.token[0], work.first_block[0], work.end[0]) == ([1], 0, 6, 0, 30)
-    config = replace(prefill_config(**options, **dtypes), query_tile=4)
-    work = prefill_work(config, tables, seq_lens, query_start_loc, num_tokens=13)
-    assert work.num_rows.tolist() == [2]
-    rows = [column[:2].tolist() for column in work[1:6]]
-    assert rows == [[2, 2], [7, 11], [4, 2], [1, 1], [44, 46]]
-    assert work.tables.tolist() == list(range(9))
+    decode, prefill = decode_config(**options, **dtypes), replace(prefill_config(**options, **dtypes), query_tile=4)
+    batch = Batch(jnp.arange(9), jnp.array([30, 0, 46]), jnp.array([6, 7, 7, 13]))
+    assert _rows(decode, batch) == [(0, 0, 6, 1, 30, 0)]
+    assert _rows(prefill, batch) == [(2, 0, 7, 4, 44, 1), (2, 4, 11, 2, 46, 1)]
+
+
+def _rows(config: TpuConfig, batch: Batch) -> list[tuple[int, ...]]:
+    rows, row = [], find_row(config, batch, jnp.int32(0), jnp.int32(0))
+    while row.seq < batch.seq_lens.shape[0]:
+        rows.append(tuple(int(value) for value in row))
+        row = find_row(config, batch, row.seq, row.offset + config.query_tile)
+    return rows

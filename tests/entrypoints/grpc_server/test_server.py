@@ -97,7 +97,7 @@ def test_keys_are_not_shown(guarded: RunningServer) -> None:
 
 
 def test_a_port_in_use(server: RunningServer) -> None:
-    with pytest.raises(ConfigError, match=f"127.0.0.1:{server.handle.port}: .*--grpc-port"):
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{server.handle.port}: Address already in use; .*--grpc-port"):
         with running_server(port=server.handle.port):
             pass
 
