@@ -7,6 +7,7 @@
 | JAXLLM_COMPILE_CACHE | 1: keep compiled programs on disk; 0: don't | 1 |
 | JAXLLM_API_KEY | the key that a server's clients must bring, beside those of --api-key | none |
 | JAXLLM_DEBUG | 1: check the engine's own books whenever it becomes idle; 0: don't | 0 |
+| JAXLLM_ATTENTION | kernel backend: tpu, triton, xla or reference; read by pallas_kernels/backends.py | by platform |
 """
 
 import os
@@ -19,7 +20,7 @@ _CHOICES = {
     "JAXLLM_COMPILE_CACHE": ("1", "0"),
     "JAXLLM_DEBUG": ("1", "0"),
 }
-_KNOWN = ("JAXLLM_HOME", "JAXLLM_API_KEY", *_CHOICES)
+_KNOWN = ("JAXLLM_HOME", "JAXLLM_API_KEY", "JAXLLM_ATTENTION", *_CHOICES)
 
 
 def home() -> Path:

@@ -165,6 +165,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_swapped: int = 0  # requests in host memory
     num_swapped_out_blocks: int = 0
     num_swapped_in_blocks: int = 0
+    num_free_host_blocks: int = 0
 
 
 class StepInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):

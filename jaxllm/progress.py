@@ -55,6 +55,10 @@ class Progress:
         eta_s = (now_s - self._start_s) * (1 - share) / share if share else None
         self._report(self._description, 100 * share, eta_s)
 
+    def update_to(self, amount: float) -> None:
+        """Says how much work has been done in all. A smaller amount than before changes nothing."""
+        self.update(max(0.0, amount - self._num_done))
+
     def set_postfix_str(self, text: str) -> None:
         """Shows `text` behind the bar."""
         self._bar.set_postfix_str(text, refresh=False)

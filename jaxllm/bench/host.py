@@ -29,7 +29,7 @@ from jaxllm.messages import (
 )
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.worker.buckets import token_ladder
+from jaxllm.worker.buckets import max_num_draws, token_ladder
 
 _INPUT_BATCH = "jaxllm.worker.input_batch:InputBatch"
 _NUM_SEQS = (1, 16, 64, 256, 1024)
@@ -186,7 +186,7 @@ def _make_input_batch(num_seqs: int, max_num_batched_tokens: int) -> InputBatch:
     module_name, class_name = _INPUT_BATCH.split(":")
     input_batch_class = vars(importlib.import_module(module_name))[class_name]
     ladder = token_ladder(max_num_batched_tokens, "cpu")
-    batch: InputBatch = input_batch_class(num_seqs, _MAX_MODEL_LEN, _BLOCK_SIZE, ladder)
+    batch: InputBatch = input_batch_class(num_seqs, max_num_draws(num_seqs, "cpu"), _MAX_MODEL_LEN, _BLOCK_SIZE, ladder)
     return batch
 
 

@@ -16,8 +16,10 @@ Death shows in both directions. The child holds the writing end of a pipe that w
 standard input, whose writing end we hold: when a process dies, the kernel closes its ends.
 """
 
+import contextlib
 import os
 import queue
+import select
 import shutil
 import signal
 import subprocess
@@ -38,6 +40,7 @@ from jaxllm.logger import get_logger
 _logger = get_logger(__name__)
 
 _SHUTDOWN_TIMEOUT_S = 5.0
+_CONNECT_POLL_S = 0.005
 _LAST_WORDS_MS = 200  # how long a dead child's messages may still be on their way through the kernel
 _STANDARD_ERROR = 2
 _MODULE = "jaxllm.engine.engine_core_proc"
@@ -89,7 +92,8 @@ class CoreProcess:
         with self._send_lock:
             frames = self._encoder.encode(message)
             if not self._input.closed:
-                self._input.send_multipart(frames, copy=False)
+                with contextlib.suppress(zmq.Again):  # nobody at the other end: it has just gone
+                    self._input.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def shutdown(self) -> None:
         """Asks the core to stop, kills it if it doesn't, and waits until it has gone. Idempotent, for any thread."""
@@ -144,11 +148,25 @@ class CoreProcess:
             if isinstance(message, EngineFailed):
                 return message
             if isinstance(message, Hello):
+                if not self._has_connected(sentinel):
+                    return None
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self.send(StartEngine(self._config))
                 continue
             self._is_ready = self._is_ready or isinstance(message, Ready)
             self._on_message(message)
+
+    def _has_connected(self, sentinel: int) -> bool:
+        """Waits until the child has connected to our input socket too: without its file it no longer could.
+
+        Returns False if the child has gone instead.
+        """
+        while True:
+            with self._send_lock:
+                if self._input.poll(0, zmq.POLLOUT):
+                    return True
+            if select.select([sentinel], [], [], _CONNECT_POLL_S)[0]:
+                return False
 
     def _close(self, output: "zmq.Socket[bytes]") -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

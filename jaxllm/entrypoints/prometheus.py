@@ -167,7 +167,8 @@ class _SchedulerCollector:
     """What the scheduler and the worker count themselves, written down as it stands."""
 
     def __init__(self, labels: Mapping[str, str], cache: CacheConfig, kv_cache_info: KVCacheInfo) -> None:
-        self.stats = SchedulerStats(0, 0, kv_cache_info.num_device_blocks - 1, 0, 0, 0, 0)
+        free, free_host = kv_cache_info.num_device_blocks - 1, max(kv_cache_info.num_host_blocks - 1, 0)
+        self.stats = SchedulerStats(0, 0, free, 0, 0, 0, 0, num_free_host_blocks=free_host)
         self.info: StepInfo | None = None
         self._labels = labels
         self._cache = cache
@@ -182,6 +183,7 @@ class _SchedulerCollector:
         stats = self.stats
         num_blocks = self._kv_cache_info.num_device_blocks - 1
         used = num_blocks - stats.num_free_blocks
+        host_used = max(self._kv_cache_info.num_host_blocks - 1, 0) - stats.num_free_host_blocks
         yield self._gauge("vllm:num_requests_running", "Requests in the batch.", stats.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
         reasons = {"capacity": stats.num_waiting, "deferred": 0}
@@ -190,8 +192,16 @@ class _SchedulerCollector:
         )
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", used / num_blocks)
         yield self._gauge("jaxllm:num_requests_swapped", "Requests in host memory.", stats.num_swapped)
-        blocks = {"free": stats.num_free_blocks, "used": used}
-        yield self._gauges_by("jaxllm:kv_cache_blocks", "Blocks of the KV cache, by state.", "state", blocks)
+        yield self._blocks({"device": (stats.num_free_blocks, used), "host": (stats.num_free_host_blocks, host_used)})
+
+    def _blocks(self, pools: Mapping[str, tuple[int, int]]) -> Metric:
+        """Returns each pool's free and used blocks; the null blocks count nowhere."""
+        text = "Blocks of the KV cache, by pool and state."
+        family = GaugeMetricFamily("jaxllm:kv_cache_blocks", text, labels=(*_LABELS, "pool", "state"))
+        for pool, counts in pools.items():
+            for state, value in zip(("free", "used"), counts, strict=True):
+                family.add_metric([*self._labels.values(), pool, state], value)
+        return family
 
     def _counters(self) -> Iterator[Metric]:
         stats = self.stats

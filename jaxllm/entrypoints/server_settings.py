@@ -152,12 +152,11 @@ def bind_port(host: str, port: int, flag: str) -> socket.socket:
       ConfigError: The port or the address can't be had; the message names the flag to change.
     """
     try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(info[0], socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(info[4])
-        listener.listen(2048)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # As create_server does it, an address that was just in use can be had, one that is in use can't.
+        listener = socket.create_server(address, family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}; set --host or {flag}") from None
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise ConfigError(f"can't listen on {host}:{port}: {reason}; set --host or {flag}") from None
     listener.setblocking(False)
     return listener

@@ -76,6 +76,7 @@ class HuggingFaceTokenizer:
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def to_json(self) -> str:
+        """Returns the tokenizer in the form of a tokenizer.json file."""
         return self._backend.to_str()
 
 

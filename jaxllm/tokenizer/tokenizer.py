@@ -36,7 +36,3 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the tokens' text. Ids that the vocabulary lacks contribute nothing."""
         ...
-
-    def to_json(self) -> str:
-        """Returns the tokenizer in the form of a tokenizer.json file."""
-        ...

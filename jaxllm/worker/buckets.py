@@ -5,6 +5,7 @@ from collections.abc import Sequence
 # With one row to write, XLA:CPU copies the whole KV cache. A product with 8 rows costs little more than one with 2.
 _FIRST_RUNGS_CPU = (2, 8)
 _FIRST_RUNGS_ACCELERATOR = (16,)  # smaller matrices don't fill a tile
+_MAX_NUM_DRAWS_CPU = 64
 _HALF_STEPS_FROM_CPU = 256  # from here on a CPU's time grows with the tokens
 
 
@@ -29,8 +30,16 @@ def token_ladder(max_num_batched_tokens: int, platform: str) -> tuple[int, ...]:
 
 
 def num_seqs_at(num_tokens: int, max_num_seqs: int) -> int:
-    """Returns S (and R), the padded sequences and draws of a step of T tokens: each needs a token."""
+    """Returns S, the padded sequences of a step of T tokens: each needs a token. The same holds for draws, R."""
     return min(num_tokens, max_num_seqs)
+
+
+def max_num_draws(max_num_seqs: int, platform: str) -> int:
+    """Returns the most draws that are made together; a step with more makes them in several rounds.
+
+    On a CPU larger rounds are no faster, and each padded size R costs start-up and memory.
+    """
+    return min(max_num_seqs, _MAX_NUM_DRAWS_CPU) if platform == "cpu" else max_num_seqs
 
 
 def pick_bucket(ladder: Sequence[int], size: int) -> int:

@@ -14,17 +14,18 @@ from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
 from jaxllm.worker.host_cache import HostCache
-from jaxllm.worker.memory_profile import MemoryProfile, block_bytes, check_fits, num_device_blocks, num_host_blocks
+from jaxllm.worker.memory_profile import MemoryProfile, check_fits, num_device_blocks, num_host_blocks
 from jaxllm.worker.programs import COPY_BATCH, CompiledPrograms
+from pallas_kernels import choose_backend
+from pallas_kernels.paged_attention import KVLayout
 from sharding.rules import sharding_for
 
 _logger = get_logger(__name__)
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "gpu": 16, "tpu": 128}
-_CACHE_AXES = (None, None, "kv_heads", None)
 
 
 class CacheEngine:
-    """The KV cache of every layer: two [N, P, K, D] arrays each. Block 0 is the null block.
+    """The KV cache of every layer, in the layout of the kernels' backend. Block 0 is the null block.
 
     Attributes:
       caches: One LayerCache a layer. A step takes them (they are donated) and puts its result back.
@@ -48,17 +49,16 @@ class CacheEngine:
     ) -> None:
         model = config.model
         self.block_size = block_size_of(config, platform)
-        bytes_per_block = block_bytes(
-            model.num_hidden_layers, self.block_size, model.num_key_value_heads, model.head_dim, dtype.itemsize
-        )
+        layout = layout_of(config, dtype, platform)
+        bytes_per_block = model.num_hidden_layers * layout.block_bytes // (2 if _is_shared(config, layout) else 1)
         self.num_blocks = _num_blocks(config, self.block_size, bytes_per_block, profile)
         layer = layer_spec(config, mesh, dtype, platform, self.num_blocks)
         self.caches = tuple(
-            LayerCache(*(jnp.zeros(spec.shape, spec.dtype, device=spec.sharding) for spec in layer))
+            tuple(jnp.zeros(spec.shape, spec.dtype, device=spec.sharding) for spec in layer)
             for _ in range(model.num_hidden_layers)
         )
         self.num_host_blocks = host_blocks_of(config, self.block_size, bytes_per_block)
-        self._host_cache = HostCache(sharding_for(mesh, _CACHE_AXES), is_pinned=platform != "cpu")
+        self._host_cache = HostCache(sharding_for(mesh, _axes_of(layout)), is_pinned=platform != "cpu")
         _logger.info(
             "KV cache: %d blocks of %d tokens and %d bytes, %.2f GiB; on the host %d blocks",
             self.num_blocks,
@@ -105,11 +105,32 @@ def block_size_of(config: EngineConfig, platform: str) -> int:
 
 
 def layer_spec(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str, num_blocks: int) -> LayerCache:
-    """Returns one layer's cache with jax.ShapeDtypeStruct in place of arrays: two of [N, P, K, D]."""
-    model = config.model
-    shape = (num_blocks, block_size_of(config, platform), model.num_key_value_heads, model.head_dim)
-    spec: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_for(mesh, _CACHE_AXES))
-    return LayerCache(spec, spec)
+    """Returns one layer's cache with jax.ShapeDtypeStruct in place of arrays."""
+    layout = layout_of(config, dtype, platform)
+    sharding = sharding_for(mesh, _axes_of(layout))
+    shapes = layout.shapes(num_blocks)[: 1 if _is_shared(config, layout) else None]
+    specs: Any = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in shapes)
+    return specs
+
+
+def layout_of(config: EngineConfig, dtype: jnp.dtype, platform: str) -> KVLayout:
+    """Returns how each layer's cache lies in memory."""
+    return KVLayout(
+        backend=choose_backend(),
+        block_size=block_size_of(config, platform),
+        num_kv_heads=config.model.num_key_value_heads,
+        head_dim=config.model.head_dim,
+        dtype=dtype,
+    )
+
+
+def _is_shared(config: EngineConfig, layout: KVLayout) -> bool:
+    """Whether one array of the layout's two serves as keys and as values."""
+    return config.model.has_latent_cache and len(layout.block_shapes) == 2
+
+
+def _axes_of(layout: KVLayout) -> tuple[str | None, ...]:
+    return tuple("kv_heads" if axis == layout.head_axis else None for axis in range(4))
 
 
 def needs_profile(cache: CacheConfig, platform: str) -> bool:

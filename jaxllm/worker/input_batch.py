@@ -25,25 +25,36 @@ class PromptPosition(NamedTuple):
     next_token_id: int
 
 
-class StepInputs(NamedTuple):
-    """One step's padded inputs (numpy), and what is needed to trim its outputs.
+class DrawRound(NamedTuple):
+    """Draws that are made together."""
 
-    `draws` names the sequence of each real row of `sampling`, in order.
-    """
+    sampling: SamplingBatch
+    seq_ids: list[int]  # of each real row of `sampling`, in order
+    bias: LogitBias | None  # None where no draw has any
+
+
+class StepInputs(NamedTuple):
+    """One step's padded inputs (numpy), and what is needed to trim its outputs."""
 
     size: int  # the rung T
     batch: ForwardBatch
-    sampling: SamplingBatch
-    draws: list[int]
+    draw_rounds: list[DrawRound]
     prompt_positions: list[PromptPosition]
-    bias: LogitBias | None  # None where no draw has any
+
+    @property
+    def draws(self) -> list[int]:
+        """The sequence of each draw, in order."""
+        return [seq_id for draws in self.draw_rounds for seq_id in draws.seq_ids]
 
 
 class InputBatch:
     """Rows of tokens, block tables and sampling parameters, one a live sequence."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, ladder: tuple[int, ...]) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_num_draws: int, max_model_len: int, block_size: int, ladder: tuple[int, ...]
+    ) -> None:
         self._ladder = ladder
+        self._max_num_draws = max_num_draws
         self._max_num_seqs = max_num_seqs
         self._block_size = block_size
         self._last_step_id = -1
@@ -116,10 +127,9 @@ class InputBatch:
         size = pick_bucket(self._ladder, max(int(first[-1]), len(draws)))
         prompt_positions = self._prompt_positions(seq_ids, rows, starts, counts, first)
         batch = self._forward_batch(size, rows, starts, counts, first)
-        sampling = self._sampling_batch(size, rows, first, draws)
+        draw_rounds = self._draw_rounds(size, seq_ids, rows, first, draws)
         self._num_computed[rows] += counts
-        drawn = [seq_ids[index] for index in draws.tolist()]
-        return StepInputs(size, batch, sampling, drawn, prompt_positions, self._logit_bias(drawn))
+        return StepInputs(size, batch, draw_rounds, prompt_positions)
 
     def _forward_batch(
         self, size: int, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray
@@ -141,16 +151,28 @@ class InputBatch:
             query_start_loc=_pad(first, padded_seqs + 1, fill=num_tokens),
         )
 
-    def _sampling_batch(self, size: int, rows: np.ndarray, first: np.ndarray, draws: np.ndarray) -> SamplingBatch:
-        padded = num_seqs_at(size, self._max_num_seqs)
-        draw_rows = rows[draws]
+    def _draw_rounds(
+        self, size: int, seq_ids: list[int], rows: np.ndarray, first: np.ndarray, draws: np.ndarray
+    ) -> list[DrawRound]:
+        padded = num_seqs_at(size, self._max_num_draws)
         # Draw i of a sequence uses its seed + i; sums wrap around at 64 bits.
-        seeds = self._seeds[draw_rows] + (np.arange(len(draws)) - np.searchsorted(draws, draws)).astype(np.uint64)
+        seeds = self._seeds[rows[draws]] + (np.arange(len(draws)) - np.searchsorted(draws, draws)).astype(np.uint64)
+        rounds = []
+        for start in range(0, len(draws), padded):
+            mine = draws[start : start + padded]
+            drawn = [seq_ids[index] for index in mine.tolist()]
+            sampling = self._sampling_batch(padded, rows[mine], first[mine + 1] - 1, seeds[start : start + padded])
+            rounds.append(DrawRound(sampling, drawn, self._logit_bias(drawn)))
+        return rounds
+
+    def _sampling_batch(
+        self, padded: int, draw_rows: np.ndarray, logits_indices: np.ndarray, seeds: np.ndarray
+    ) -> SamplingBatch:
         halves = np.zeros((padded, 2), np.uint32)
-        halves[: len(draws), 0] = seeds >> np.uint64(32)
-        halves[: len(draws), 1] = seeds & np.uint64(0xFFFFFFFF)
+        halves[: len(seeds), 0] = seeds >> np.uint64(32)
+        halves[: len(seeds), 1] = seeds & np.uint64(0xFFFFFFFF)
         return SamplingBatch(
-            logits_indices=_pad(first[draws + 1] - 1, padded),
+            logits_indices=_pad(logits_indices, padded),
             temperature=_pad(self._temperature[draw_rows], padded),
             top_k=_pad(self._top_k[draw_rows], padded),
             top_p=_pad(self._top_p[draw_rows], padded, fill=1),

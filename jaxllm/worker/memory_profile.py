@@ -55,11 +55,6 @@ def dummy_batch_lens(max_num_batched_tokens: int, max_num_seqs: int) -> list[int
     return [quotient + 1] * remainder + [quotient] * (num_seqs - remainder)
 
 
-def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
-    """Returns one block's bytes over all layers, keys and values. num_kv_heads are those of one device."""
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * itemsize
-
-
 def num_device_blocks(kv_bytes: int, bytes_per_block: int) -> int:
     """Returns how many blocks a KV budget holds, the null block included."""
     return max(0, kv_bytes // bytes_per_block)

@@ -38,7 +38,8 @@ class ProgramShapes:
 
     Attributes:
       ladder: Padded token counts T.
-      max_num_seqs: Most sequences and draws of a step.
+      max_num_seqs: Most sequences of a step.
+      max_num_draws: Most draws of a round.
       blocks_per_seq: Width B of the block tables.
       vocab_size: Width V of the logits.
       hidden_size: M.
@@ -47,6 +48,7 @@ class ProgramShapes:
 
     ladder: tuple[int, ...]
     max_num_seqs: int
+    max_num_draws: int
     blocks_per_seq: int
     vocab_size: int
     hidden_size: int
@@ -54,8 +56,8 @@ class ProgramShapes:
 
     @property
     def draw_ladder(self) -> tuple[int, ...]:
-        """Padded draw counts R, one for each distinct number of sequences."""
-        return tuple(sorted({num_seqs_at(rung, self.max_num_seqs) for rung in self.ladder}))
+        """Padded draw counts R."""
+        return tuple(sorted({num_seqs_at(rung, self.max_num_draws) for rung in self.ladder}))
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,8 @@ def list_programs(model: StepModel, cache: LayerCache, shapes: ProgramShapes, me
     programs = []
     for size in shapes.ladder:
         hidden = spec.array((size, shapes.hidden_size), shapes.dtype)
-        num_draws = num_seqs_at(size, shapes.max_num_seqs)
-        programs.append(Program("embed", size, model.embed, (frame, spec.ints(size))))
+        num_draws = num_seqs_at(size, shapes.max_num_draws)
+        programs.append(Program("embed", size, model.embed, (frame, spec.ints(size), spec.ints(size))))
         for kind, segment in by_kind.items():
             arguments = (
                 jax.tree.map(_like, segment.weights),

@@ -41,14 +41,14 @@ class StepModel(NamedTuple):
     Attributes:
       frame: Weights of the embedding, last norm and logits.
       segments: The layers in order.
-      embed: (frame, token_ids [T]) -> hidden [T, M].
+      embed: (frame, token_ids [T], positions [T]) -> hidden [T, M].
       run_layers: For each kind, (weights, hidden [T, M], batch, caches) -> (hidden [T, M], caches).
       logits: (frame, hidden [T, M], indices [R]) -> float32 logits [R, V].
     """
 
     frame: Weights
     segments: tuple[Segment, ...]
-    embed: Callable[[Weights, jax.Array], jax.Array]
+    embed: Callable[[Weights, jax.Array, jax.Array], jax.Array]
     run_layers: tuple[LayerRunner, ...]
     logits: Callable[[Weights, jax.Array, jax.Array], jax.Array]
 
@@ -75,8 +75,8 @@ def split_model(model: CausalLM, layers_per_segment: int) -> StepModel:
             run_layers.append(_layer_runner(graph_def, tree))
         segments.append(Segment(kinds[graph_def], tuple(weights), len(group)))
 
-    def embed(weights: Weights, token_ids: jax.Array) -> jax.Array:
-        return _merge(frame_def, frame_tree, weights).hidden(token_ids)
+    def embed(weights: Weights, token_ids: jax.Array, positions: jax.Array) -> jax.Array:
+        return _merge(frame_def, frame_tree, weights).hidden(token_ids, positions)
 
     def logits(weights: Weights, hidden: jax.Array, indices: jax.Array) -> jax.Array:
         return _merge(frame_def, frame_tree, weights).logits(hidden[indices])
@@ -104,19 +104,19 @@ def add_bias(logits: jax.Array, rows: jax.Array, token_ids: jax.Array, values: j
 
 def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.Array) -> LayerCache:
     """Copies whole blocks of one layer's keys and values; see pallas_kernels.kv_cache_update.copy_blocks."""
-    return LayerCache(copy_blocks(cache.k, sources, destinations), copy_blocks(cache.v, sources, destinations))
+    return tuple(copy_blocks(array, sources, destinations) for array in cache)
 
 
 def gather_cache_blocks(cache: LayerCache, sources: jax.Array) -> LayerCache:
-    """Returns the keys and values of blocks sources: [C], each [C, P, K, D]."""
-    return LayerCache(cache.k[sources], cache.v[sources])
+    """Returns the keys and values of blocks sources: [C], each array [C, ...]."""
+    return tuple(array[sources] for array in cache)
 
 
 def scatter_cache_blocks(cache: LayerCache, destinations: jax.Array, rows: LayerCache) -> LayerCache:
-    """Writes rows: [C, P, K, D] into blocks destinations: [C]. Pad with block 0, the null block."""
-    k = cache.k.at[destinations].set(rows.k, mode="promise_in_bounds")
-    v = cache.v.at[destinations].set(rows.v, mode="promise_in_bounds")
-    return LayerCache(k, v)
+    """Writes rows: [C, ...] of each array into blocks destinations: [C]. Pad with block 0, the null block."""
+    return tuple(
+        array.at[destinations].set(mine, mode="promise_in_bounds") for array, mine in zip(cache, rows, strict=True)
+    )
 
 
 def _layer_runner(graph_def: Any, tree: Any) -> LayerRunner:

@@ -1,41 +1,95 @@
 """Attention over a KV cache that lies in blocks."""
 
+from importlib import import_module
+from typing import Any
+
 import jax
 
-from pallas_kernels.paged_attention.xla import paged_attention_xla
+from pallas_kernels.backends import choose_backend
+from pallas_kernels.paged_attention.kv_layout import KVLayout, num_kv_heads_of, planes_per_head
 
-__all__ = ["paged_attention"]
+__all__ = ["KVLayout", "paged_attention"]
+
+_FUNCTIONS = {name: f"paged_attention_{name}" for name in ("tpu", "triton", "xla", "reference")}
 
 
 def paged_attention(
     q: jax.Array,
-    k_cache: jax.Array,
-    v_cache: jax.Array,
+    kv: tuple[jax.Array, ...],
     block_tables: jax.Array,
     seq_lens: jax.Array,
     query_start_loc: jax.Array,
     *,
     scale: float,
+    sliding_window: int | None = None,
+    logit_soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    backend: str | None = None,
 ) -> jax.Array:
     """Computes causal attention of each sequence's newest tokens over its blocks, grouped-query heads included.
 
-    The keys and values of the new tokens are already in the cache. Sequences with one token and sequences
-    with many may be mixed. Block 0 is never read for a real token, so padding may hold anything, NaN included.
+    The keys and values of the new tokens are already in the cache. Sequences with one token and sequences with many
+    may be mixed, in any order. What no token may see (block 0, rows past a sequence's end, padding) is never used, so
+    it may hold anything, NaN included; the same goes for table entries of blocks that lie before every window.
 
     Args:
       q: [T, H, D] queries, sequence after sequence.
-      k_cache: [N, P, K, D] keys; H is a multiple of K.
-      v_cache: [N, P, K, D] values.
+      kv: One layer's cache, in the backend's KVLayout. H is a multiple of K.
       block_tables: [S, B] int32, physical block ids in logical order.
       seq_lens: [S] int32, tokens of each sequence with this step's; 0 for padding.
       query_start_loc: [S + 1] int32, first query of each sequence.
-      scale: Multiplies the scores; usually D ** -0.5.
+      scale: Multiplies the scores; usually D ** -0.5. This and all that follows is static but for sinks.
+      sliding_window: A token sees itself and the sliding_window - 1 tokens before it. None: all.
+      logit_soft_cap: Scores become cap * tanh(score / cap), after the scale and before the mask. None: they don't.
+      sinks: [H] one logit a head that takes part in the softmax and has no value. None: no such thing.
+      k_scale: What a stored key is multiplied with; for int8 and fp8 caches.
+      v_scale: The same of values.
+      backend: One of pallas_kernels.BACKENDS; None chooses, see pallas_kernels.backends.
 
     Returns:
-      [T, H, D] in the cache's dtype; rows of padding tokens hold rubbish.
+      [T, H, D] in q's dtype; rows of padding tokens hold rubbish.
+
+    Raises:
+      ValueError: The shapes don't fit, or an option is out of its range.
     """
+    backend = choose_backend(backend)
+    _check_shapes(q, kv, backend)
+    _check_options(q, sliding_window, logit_soft_cap, sinks)
+    options: dict[str, Any] = {}
+    if sliding_window is not None:
+        options["sliding_window"] = sliding_window
+    if logit_soft_cap is not None:
+        options["logit_soft_cap"] = logit_soft_cap
+    if sinks is not None:
+        options["sinks"] = sinks
+    if (k_scale, v_scale) != (1.0, 1.0):
+        options["k_scale"], options["v_scale"] = k_scale, v_scale
+    module = import_module(f"pallas_kernels.paged_attention.{backend}")
+    function = getattr(module, _FUNCTIONS[backend])
+    return function(q, *kv, block_tables, seq_lens, query_start_loc, scale=scale, **options).astype(q.dtype)
+
+
+def _check_shapes(q: jax.Array, kv: tuple[jax.Array, ...], backend: str) -> None:
     _, num_heads, head_dim = q.shape
-    num_kv_heads = k_cache.shape[2]
-    if k_cache.shape != v_cache.shape or k_cache.shape[3] != head_dim or num_heads % num_kv_heads:
-        raise ValueError(f"q {q.shape} doesn't fit k_cache {k_cache.shape} and v_cache {v_cache.shape}")
-    return paged_attention_xla(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale=scale)
+    shapes = " and ".join(str(array.shape) for array in kv)
+    if len(kv) != (1 if backend == "tpu" else 2):
+        raise ValueError(f"a cache of {len(kv)} arrays ({shapes}) is not in the layout of backend {backend}")
+    if backend == "tpu":
+        fits = kv[0].shape[1] % planes_per_head(head_dim) == 0
+    else:
+        fits = kv[0].shape == kv[1].shape and kv[0].shape[3] == head_dim
+    if not fits or num_heads % num_kv_heads_of(kv, head_dim):
+        raise ValueError(f"q {q.shape} doesn't fit a KV cache of {shapes}")
+
+
+def _check_options(
+    q: jax.Array, sliding_window: int | None, logit_soft_cap: float | None, sinks: jax.Array | None
+) -> None:
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window must be at least 1, got {sliding_window}")
+    if logit_soft_cap is not None and logit_soft_cap <= 0:
+        raise ValueError(f"logit_soft_cap must be positive, got {logit_soft_cap}")
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        raise ValueError(f"sinks must be one a query head, [{q.shape[1]}], got {sinks.shape}")

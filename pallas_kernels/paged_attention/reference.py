@@ -1,42 +1,55 @@
-"""Paged attention in its plainest form: the definition of correct. Slow; for tests."""
+"""Paged attention in its plainest form: the definition of correct. One token after another, all in float32."""
 
-import numpy as np
+import jax
+import jax.numpy as jnp
 
 
 def paged_attention_reference(
-    q: np.ndarray,
-    k_cache: np.ndarray,
-    v_cache: np.ndarray,
-    block_tables: np.ndarray,
-    seq_lens: np.ndarray,
-    query_start_loc: np.ndarray,
+    q: jax.Array,  # [T, H, D]
+    k_cache: jax.Array,  # [N, P, K, D]
+    v_cache: jax.Array,  # [N, P, K, D]
+    block_tables: jax.Array,  # [S, B]
+    seq_lens: jax.Array,  # [S]
+    query_start_loc: jax.Array,  # [S + 1]
     *,
     scale: float,
-) -> np.ndarray:
-    """Computes causal attention one sequence, one token and one head at a time, in float64.
+    sliding_window: int | None = None,
+    logit_soft_cap: float | None = None,
+    sinks: jax.Array | None = None,  # [H]
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> jax.Array:
+    """See pallas_kernels.paged_attention.paged_attention. Returns [T, H, D] float32, zeros for padding tokens."""
+    num_tokens, num_heads, _ = q.shape
+    num_kv_heads = k_cache.shape[2]
+    num_seqs, table_width = block_tables.shape
+    context = jnp.arange(table_width * k_cache.shape[1])  # [C], positions that a table can hold
+    exact = jax.lax.Precision.HIGHEST
 
-    Args:
-      q: [T, H, D] queries; sequence s owns rows query_start_loc[s] to query_start_loc[s + 1].
-      k_cache: [N, P, K, D] keys.
-      v_cache: [N, P, K, D] values.
-      block_tables: [S, B] block ids.
-      seq_lens: [S] tokens of each sequence; its queries are the last of them.
-      query_start_loc: [S + 1].
-      scale: Multiplies the scores.
+    def attend(token: jax.Array) -> jax.Array:
+        seq = jnp.clip(jnp.searchsorted(query_start_loc, token, side="right") - 1, 0, num_seqs - 1)
+        position = seq_lens[seq] - (query_start_loc[seq + 1] - token)
+        visible = context <= position
+        if sliding_window is not None:
+            visible &= context > position - sliding_window
+        k = _context(k_cache, block_tables[seq], visible) * k_scale  # [C, K, D]
+        v = _context(v_cache, block_tables[seq], visible) * v_scale
+        grouped = q[token].astype(jnp.float32).reshape(num_kv_heads, num_heads // num_kv_heads, -1)
+        scores = jnp.einsum("kgd,ckd->kgc", grouped, k, precision=exact).reshape(num_heads, -1) * scale
+        if logit_soft_cap is not None:
+            scores = logit_soft_cap * jnp.tanh(scores / logit_soft_cap)
+        scores = jnp.where(visible, scores, -jnp.inf)
+        if sinks is not None:
+            scores = jnp.concatenate([scores, sinks.astype(jnp.float32)[:, None]], axis=1)
+        probs = jax.nn.softmax(scores, axis=1)[:, : context.size]
+        probs = probs.reshape(num_kv_heads, num_heads // num_kv_heads, -1)
+        out = jnp.einsum("kgc,ckd->kgd", probs, v, precision=exact).reshape(num_heads, -1)
+        return jnp.where(token < query_start_loc[-1], out, 0.0)
 
-    Returns:
-      [T, H, D] float64; zero for tokens that no sequence owns.
-    """
-    num_heads, group = q.shape[1], q.shape[1] // k_cache.shape[2]
-    out = np.zeros(q.shape, np.float64)
-    for s, seq_len in enumerate(seq_lens):
-        k = k_cache[block_tables[s]].reshape(-1, *k_cache.shape[2:])[:seq_len].astype(np.float64)  # [seq_len, K, D]
-        v = v_cache[block_tables[s]].reshape(-1, *v_cache.shape[2:])[:seq_len].astype(np.float64)
-        first, last = query_start_loc[s], query_start_loc[s + 1]
-        for t in range(first, last):
-            num_visible = seq_len - (last - t) + 1
-            for h in range(num_heads):
-                scores = k[:num_visible, h // group] @ q[t, h].astype(np.float64) * scale
-                probs = np.exp(scores - scores.max())
-                out[t, h] = probs @ v[:num_visible, h // group] / probs.sum()
-    return out
+    return jax.lax.map(attend, jnp.arange(num_tokens))
+
+
+def _context(cache: jax.Array, block_table: jax.Array, visible: jax.Array) -> jax.Array:
+    """Returns one sequence's rows [C, K, D] in float32, those that aren't visible as zeros."""
+    rows = cache[block_table].reshape(-1, *cache.shape[2:]).astype(jnp.float32)
+    return jnp.where(visible[:, None, None], rows, 0.0)

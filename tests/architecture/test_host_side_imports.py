@@ -15,6 +15,8 @@ HOST_MODULES = (
     "jaxllm.engine.engine_core_proc",
     "jaxllm.scheduler.scheduler",
     "jaxllm.generate",
+    "jaxllm.serve",
+    "jaxllm.entrypoints.openai.http_server",
 )
 DEVICE_PACKAGES = ("jax", "jaxlib", "flax", "pallas_kernels", "sharding")
 

@@ -12,7 +12,7 @@ from jaxllm.messages import KVCacheInfo, SchedulerStats, StepInfo
 from tests.fakes.asgi import fake_server
 
 INFO = KVCacheInfo(101, 16, 8, 64, 11, num_warmup_compiles=7)
-STATS = SchedulerStats(3, 2, 75, 4, 5, 60, 30, 1, 8, 9)
+STATS = SchedulerStats(3, 2, 75, 4, 5, 60, 30, 1, 8, 9, 7)
 STEP = StepStats(30, 10, 6, [0.03], [0.02, 0.2])
 FINISHED = FinishedRequest(
     finish_reason="length",
@@ -140,8 +140,9 @@ def test_series_with_a_label_of_their_own() -> None:
     assert {sample.labels["kind"]: sample.value for sample in steps} == {"prefill": 0, "decode": 0, "mixed": 1}
     waiting = found["vllm:num_requests_waiting_by_reason"][1]
     assert {sample.labels["reason"]: sample.value for sample in waiting} == {"capacity": 2, "deferred": 0}
-    blocks = found["jaxllm:kv_cache_blocks"][1]
-    assert {sample.labels["state"]: sample.value for sample in blocks} == {"free": 75, "used": 25}
+    samples = found["jaxllm:kv_cache_blocks"][1]
+    blocks = [(sample.labels["pool"], sample.labels["state"], sample.value) for sample in samples]
+    assert blocks == [("device", "free", 75), ("device", "used", 25), ("host", "free", 7), ("host", "used", 3)]
     assert found["vllm:cache_config_info"][1][0].labels["num_gpu_blocks"] == "101"
 
 

@@ -146,7 +146,7 @@ async def fake_server(
     engine = AsyncLLMEngine(lambda: parts, connect=ThreadCore)
     serving = ServingEngine(engine, ("fake", "alias"), AdmissionControl(max_queue))
     page = MetricsPage(serving)
-    app = Gate(build_app(serving, page), api_keys, allowed_hosts)
+    app = Gate(build_app(serving, page), serving.admission, api_keys, allowed_hosts)
     await engine.wait_ready()
     page.attach()
     serving.was_ready = True

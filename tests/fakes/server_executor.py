@@ -20,11 +20,13 @@ def expected_text(num_tokens: int, shift: int = 0) -> str:
 class ServerExecutor(FakeExecutor):
     """Greedy requests write TEXT round and round, a byte a token; others begin `seed % 7` characters later.
 
-    Token i of an answer has log probability -i / 8, and the letters a, b, c, ... are the likeliest beside it.
+    Token i of an answer has log probability -i / 8, and the letters a, b, c, ... are the likeliest beside it. For beams
+    these letters are all there is.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(
+            candidates=lambda token_ids: {ord("a") + number: -1.0 - number / 8 for number in range(26)},
             num_blocks=config.cache.num_gpu_blocks_override or 4097,
             block_size=16,
             max_num_seqs=config.scheduler.max_num_seqs,

@@ -1,6 +1,9 @@
+"""Writes to a KV cache in blocks, in every layout that XLA serves, and copies of its blocks."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels.kv_cache_update import copy_blocks, kv_cache_update
 
@@ -8,20 +11,39 @@ from pallas_kernels.kv_cache_update import copy_blocks, kv_cache_update
 def test_rows_land_in_their_slots_and_nowhere_else():
     cache = jnp.full((3, 2, 1, 2), -1.0)
     new = jnp.array([[[1.0, 2.0]], [[3.0, 4.0]]])
-    out = kv_cache_update(cache, new, jnp.array([5, 2]))
+    k, v = kv_cache_update((cache, cache), new, new + 10, jnp.array([5, 2]), backend="xla")
     expected = [[[-1, -1], [-1, -1]], [[3, 4], [-1, -1]], [[-1, -1], [1, 2]]]
-    np.testing.assert_array_equal(np.asarray(out)[:, :, 0], expected)
+    np.testing.assert_array_equal(np.asarray(k)[:, :, 0], expected)
+    expected = [[[-1, -1], [-1, -1]], [[13, 14], [-1, -1]], [[-1, -1], [11, 12]]]
+    np.testing.assert_array_equal(np.asarray(v)[:, :, 0], expected)
 
 
 def test_update_is_in_place_when_the_cache_is_donated():
-    cache = jnp.zeros((1024, 16, 3, 64))
-    update = jax.jit(kv_cache_update, donate_argnums=0)
-    analysis = update.lower(cache, jnp.zeros((4, 3, 64)), jnp.zeros(4, jnp.int32)).compile().memory_analysis()
-    assert analysis.alias_size_in_bytes >= cache.nbytes
-    assert analysis.temp_size_in_bytes < cache.nbytes // 100
+    kv = (jnp.zeros((1024, 16, 3, 64)),) * 2
+    update = jax.jit(kv_cache_update, donate_argnums=0, static_argnames="backend")
+    rows = jnp.zeros((4, 3, 64))
+    analysis = update.lower(kv, rows, rows, jnp.zeros(4, jnp.int32), backend="xla").compile().memory_analysis()
+    assert analysis.alias_size_in_bytes >= 2 * kv[0].nbytes
+    assert analysis.temp_size_in_bytes < kv[0].nbytes // 100
 
 
-def test_copies_read_before_they_write():
-    cache = jnp.arange(4.0).reshape(4, 1, 1, 1)
-    out = copy_blocks(cache, jnp.array([1, 2, 0]), jnp.array([2, 3, 0]))
-    assert np.asarray(out).ravel().tolist() == [0, 1, 1, 2]
+def test_int8_rows_are_rounded_and_kept_in_range():
+    cache = jnp.zeros((1, 4, 1, 2), jnp.int8)
+    rows = jnp.array([[[0.6, -0.2]], [[500.0, -500.0]]])
+    k, v = kv_cache_update((cache, cache), rows, rows, jnp.array([1, 3]), k_scale=0.5, v_scale=2.0, backend="xla")
+    assert np.asarray(k)[0, :, 0].tolist() == [[0, 0], [1, 0], [0, 0], [127, -128]]
+    assert np.asarray(v)[0, :, 0].tolist() == [[0, 0], [0, 0], [0, 0], [127, -128]]
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(jnp.float8_e4m3fn, 448), (jnp.float8_e5m2, 57344)])
+def test_fp8_rows_are_kept_in_range(dtype, largest):
+    cache = jnp.zeros((1, 2, 1, 2), dtype)
+    rows = jnp.array([[[1e6, -0.5]]])
+    k, _ = kv_cache_update((cache, cache), rows, rows, jnp.array([1]), backend="xla")
+    assert np.asarray(k, np.float32)[0, 1, 0].tolist() == [largest, -0.5]
+
+
+def test_copies_of_blocks_with_padding():
+    cache = jnp.arange(5.0).reshape(5, 1, 1, 1)
+    out = copy_blocks(cache, jnp.array([1, 1, 0, 0]), jnp.array([2, 3, 0, 0]), backend="xla")
+    assert np.asarray(out).ravel().tolist() == [0, 1, 1, 1, 4]

@@ -1,4 +1,4 @@
-"""The XLA paged attention against the reference, over drawn batches with poisoned padding."""
+"""The XLA paged attention and the reference against an oracle in numpy, over drawn batches with poisoned padding."""
 
 import jax
 import jax.numpy as jnp
@@ -8,45 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import paged_attention
-from pallas_kernels.paged_attention.reference import paged_attention_reference
+from tests.fakes.attention_batches import AttentionBatch, attention_oracle, make_batch
 
-_NUM_SEQS, _NUM_TOKENS = 7, 1024  # padded; one compile for each combination of heads and blocks
-_attend = jax.jit(paged_attention, static_argnames=("scale",))
+_STATIC = ("scale", "sliding_window", "logit_soft_cap", "k_scale", "v_scale", "backend")
+_attend_jit = jax.jit(paged_attention, static_argnames=_STATIC)
 
 # (query length, context before it): none at all, decode, block edges, tile edges, several tiles and chunks.
 _SEQUENCES = st.lists(
     st.sampled_from(
-        [(0, 0), (1, 0), (1, 15), (1, 16), (1, 300), (2, 0), (16, 0), (63, 1), (64, 64), (65, 0), (130, 200)]
+        [(0, 0), (1, 0), (1, 15), (1, 16), (1, 300), (2, 0), (16, 0), (63, 1), (64, 64), (65, 0), (130, 200), (257, 0), (300, 77)]
     ),
     min_size=1,
     max_size=5,
 )
 
 
-def _make_batch(sequences, block_size, num_kv_heads, group, head_dim, seed):
-    """Draws a cache whose null block and free slots are NaN, and a batch with padding on every axis."""
-    rng = np.random.default_rng(seed)
-    num_seqs, table_width = _NUM_SEQS, 512 // block_size
-    needed = [-(-(queries + before) // block_size) for queries, before in sequences]
-    num_blocks = _NUM_SEQS * table_width
-    caches = np.full((2, num_blocks, block_size, num_kv_heads, head_dim), np.nan, np.float32)
-    ids = rng.permutation(np.arange(1, num_blocks))
-    block_tables = np.zeros((num_seqs, table_width), np.int32)
-    seq_lens = np.zeros(num_seqs, np.int32)
-    query_lens = np.zeros(num_seqs, np.int32)
-    for s, (queries, before) in enumerate(sequences):
-        seq_lens[s], query_lens[s] = (queries + before if queries else 0), queries
-        block_tables[s, : needed[s]], ids = ids[: needed[s]], ids[needed[s] :]
-        for position in range(queries + before):
-            block = block_tables[s, position // block_size]
-            caches[:, block, position % block_size] = rng.standard_normal((2, num_kv_heads, head_dim))
-    query_start_loc = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
-    q = rng.standard_normal((_NUM_TOKENS, num_kv_heads * group, head_dim)).astype(np.float32)
-    q[query_start_loc[-1] :] = np.nan
-    return q, caches[0], caches[1], block_tables, seq_lens, query_start_loc
+def _attend(batch: AttentionBatch, **options) -> np.ndarray:
+    q, k_cache, v_cache, *metadata = batch
+    out = _attend_jit(q, (k_cache, v_cache), *metadata, **options)
+    return np.asarray(out, np.float32)[: batch.num_real]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     sequences=_SEQUENCES,
     block_size=st.sampled_from([1, 16, 128]),
@@ -54,37 +37,107 @@ def _make_batch(sequences, block_size, num_kv_heads, group, head_dim, seed):
     head_dim=st.sampled_from([64, 80]),
     seed=st.integers(0, 100),
 )
-def test_agrees_with_reference(sequences, block_size, heads, head_dim, seed):
-    batch = _make_batch(sequences, block_size, *heads, head_dim, seed)
-    out = _attend(*batch, scale=head_dim**-0.5)
-    expected = paged_attention_reference(*batch, scale=head_dim**-0.5)
-    num_real = batch[-1][-1]
-    np.testing.assert_allclose(np.asarray(out)[:num_real], expected[:num_real], rtol=1e-5, atol=1e-5)
+def test_xla_agrees_with_the_oracle(sequences, block_size, heads, head_dim, seed):
+    # Padded alike: one compile for each combination of heads and blocks.
+    shape = {"num_seqs": 7, "num_tokens": 1536, "table_width": 512 // block_size, "block_size": block_size}
+    batch = make_batch(sequences, **shape, num_kv_heads=heads[0], group=heads[1], head_dim=head_dim, seed=seed)
+    caches = np.full((2, 7 * shape["table_width"], *batch.k_cache.shape[1:]), np.nan, np.float32)
+    caches[:, : len(batch.k_cache)] = batch.k_cache, batch.v_cache
+    batch = batch._replace(k_cache=caches[0], v_cache=caches[1])
+    out = _attend(batch, scale=head_dim**-0.5, backend="xla")
+    np.testing.assert_allclose(out, attention_oracle(batch, scale=head_dim**-0.5), rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_cache_agrees_with_reference():
-    batch = list(_make_batch([(1, 40), (70, 3)], 16, 2, 2, 64, seed=0))
-    for index in range(3):
-        batch[index] = np.asarray(batch[index], jnp.bfloat16)
-    out = _attend(*batch, scale=0.125)
-    assert out.dtype == jnp.bfloat16
-    expected = paged_attention_reference(*(np.asarray(a, np.float32) for a in batch[:3]), *batch[3:], scale=0.125)
-    num_real = batch[-1][-1]
-    np.testing.assert_allclose(np.asarray(out, np.float32)[:num_real], expected[:num_real], rtol=1e-2, atol=1e-2)
+_MIXED = [(1, 0), (0, 0), (5, 30), (1, 31), (17, 0), (1, 32)]
+_MIXED_SHAPE = {"num_seqs": 8, "num_tokens": 32, "table_width": 4, "block_size": 16, "head_dim": 16}
 
 
-def test_one_head_two_tokens_by_hand():
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sliding_window": 1},
+        {"sliding_window": 9},
+        {"logit_soft_cap": 2.0},
+        {"sinks": np.array([0.5, -2.0, 3.0, 0.0, 1.0, -30.0], np.float32)},
+        {"k_scale": 0.5, "v_scale": 3.0},
+        {
+            "sliding_window": 20,
+            "logit_soft_cap": 5.0,
+            "sinks": np.linspace(-1, 1, 6, dtype=np.float32),
+            "k_scale": 2.0,
+            "v_scale": 0.25,
+        },
+    ],
+    ids=lambda options: "+".join(options) or "plain",
+)
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_options_agree_with_the_oracle(options, backend):
+    batch = make_batch(_MIXED, **_MIXED_SHAPE, num_kv_heads=2, group=3)
+    out = _attend(batch, scale=0.3, backend=backend, **options)
+    np.testing.assert_allclose(out, attention_oracle(batch, scale=0.3, **options), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_an_int8_cache_is_read(backend):
+    batch = make_batch(_MIXED, **_MIXED_SHAPE, num_kv_heads=2, group=1)
+    k_cache, v_cache = (
+        np.nan_to_num(cache * 40).round().clip(-128, 127).astype(np.int8) for cache in (batch.k_cache, batch.v_cache)
+    )
+    batch = batch._replace(k_cache=k_cache, v_cache=v_cache)
+    options = {"scale": 0.25, "k_scale": 0.025, "v_scale": 0.5}
+    out = _attend(batch, **options, backend=backend)
+    np.testing.assert_allclose(out, attention_oracle(batch, **options), rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_cache_agrees_with_the_oracle():
+    shape = {"num_seqs": 3, "num_tokens": 128, "table_width": 5, "block_size": 16}
+    batch = make_batch([(1, 40), (70, 3)], **shape, num_kv_heads=2, group=2, head_dim=64)
+    batch = batch._replace(
+        **{name: np.asarray(getattr(batch, name), jnp.bfloat16) for name in ("q", "k_cache", "v_cache")}
+    )
+    exact = attention_oracle(batch, scale=0.125)
+    for backend in ("xla", "reference"):
+        out = _attend_jit(batch.q, batch[1:3], *batch[3:], scale=0.125, backend=backend)
+        assert out.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(out, np.float32)[: batch.num_real], exact, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_one_head_two_tokens_by_hand(backend):
     k_cache = np.zeros((3, 2, 1, 1), np.float32)
     v_cache = np.zeros((3, 2, 1, 1), np.float32)
     k_cache[2, :, 0, 0] = [0.0, np.log(3.0)]  # scores 0 and log 3: weights 1/4 and 3/4
     v_cache[2, :, 0, 0] = [10.0, 20.0]
     q = np.ones((2, 1, 1), np.float32)
-    out = _attend(q, k_cache, v_cache, np.array([[2, 0]]), np.array([2]), np.array([0, 2]), scale=1.0)
-    np.testing.assert_allclose(np.asarray(out).ravel(), [10.0, 17.5], rtol=1e-6)
+    batch = AttentionBatch(q, k_cache, v_cache, np.array([[2, 0]]), np.array([2]), np.array([0, 2]))
+    np.testing.assert_allclose(_attend(batch, scale=1.0, backend=backend).ravel(), [10.0, 17.5], rtol=1e-6)
 
 
-def test_shapes_that_do_not_fit_are_refused():
-    q = jnp.zeros((1, 3, 64))
+def test_a_sink_takes_its_share_by_hand():
+    q = np.ones((1, 1, 1), np.float32)
+    k_cache, v_cache = np.zeros((2, 1, 1, 1), np.float32), np.full((2, 1, 1, 1), 8.0, np.float32)
+    batch = AttentionBatch(q, k_cache, v_cache, np.array([[1]]), np.array([1]), np.array([0, 1]))
+    sinks = np.log(np.array([3.0], np.float32))  # weights 1 : 3
+    assert _attend(batch, scale=1.0, sinks=sinks, backend="reference").item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": jnp.zeros((1, 3, 64))}, r"q \(1, 3, 64\) doesn't fit a KV cache of \(2, 16, 2, 64\) and"),
+        ({"q": jnp.zeros((1, 4, 32))}, "doesn't fit"),
+        ({"backend": "tpu"}, "2 arrays .* not in the layout of backend tpu"),
+        ({"backend": "cuda"}, "must be one of tpu, triton, xla, reference, got 'cuda'"),
+        ({"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
+        ({"logit_soft_cap": 0.0}, "logit_soft_cap must be positive"),
+        ({"sinks": jnp.zeros(2)}, r"sinks must be one a query head, \[4\], got \(2,\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
     cache = jnp.zeros((2, 16, 2, 64))
-    with pytest.raises(ValueError, match=r"q \(1, 3, 64\) doesn't fit k_cache \(2, 16, 2, 64\)"):
-        paged_attention(q, cache, cache, jnp.zeros((1, 1), int), jnp.ones(1, int), jnp.array([0, 1]), scale=1.0)
+    arguments = {"q": jnp.zeros((1, 4, 64)), "backend": "xla", **change}
+    q = arguments.pop("q")
+    with pytest.raises(ValueError, match=message):
+        metadata = jnp.zeros((1, 1), int), jnp.ones(1, int), jnp.array([0, 1])
+        paged_attention(q, (cache, cache), *metadata, scale=1.0, **arguments)

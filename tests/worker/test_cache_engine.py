@@ -118,3 +118,17 @@ def test_a_worker_fills_the_memory_that_its_device_reports(tmp_path: Path, monke
         *[("embed", 4), ("layers_0", 4), ("logits", 4), ("sample", 4), ("score", 4), ("add_bias", 4)],
         *[("copy_blocks", 16), ("gather_blocks", 16), ("scatter_blocks", 16)],
     ]
+
+
+def test_block_tables_that_a_tpu_cannot_hold_are_refused_before_the_weights_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JAXLLM_ATTENTION", "tpu")
+    config = EngineConfig(
+        model=_MODEL,
+        model_path=Path("no-such-model"),
+        cache=CacheConfig(block_size=16),
+        scheduler=SchedulerConfig(max_num_seqs=64, max_model_len=131_072),
+    )
+    with pytest.raises(ConfigError, match="set --block-size to at least 64 or --max-num-seqs to at most 16 or"):
+        worker_module.Worker(config).initialize()

@@ -11,7 +11,6 @@ from jaxllm.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from jaxllm.layers.attention import LayerCache
 from jaxllm.worker.cache_engine import host_blocks_of
 from jaxllm.worker.host_cache import HostCache
-from jaxllm.worker.memory_profile import block_bytes
 from jaxllm.worker.programs import COPY_BATCH
 from sharding.mesh import make_mesh
 from sharding.rules import sharding_for
@@ -20,7 +19,7 @@ from sharding.rules import sharding_for
 def _rows(first: int) -> list[LayerCache]:
     """Two layers; block i holds the value first + i, its values the same below zero."""
     values = jnp.broadcast_to(first + jnp.arange(COPY_BATCH, dtype=jnp.float32)[:, None, None, None], (16, 2, 1, 4))
-    return [LayerCache(values, -values), LayerCache(values + 0.5, -values - 0.5)]
+    return [(values, -values), (values + 0.5, -values - 0.5)]
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
@@ -32,8 +31,8 @@ def test_blocks_come_back_from_several_batches(is_pinned: bool) -> None:
     seen = {}
     for destinations, layers in cache.take([(3, 31), (2, 21), (7, 71)]):
         for row in np.flatnonzero(destinations):
-            keys = [float(layer.k[row, 1, 0, 3]) for layer in layers]
-            assert [float(layer.v[row, 0, 0, 0]) for layer in layers] == [-key for key in keys]
+            keys = [float(layer[0][row, 1, 0, 3]) for layer in layers]
+            assert [float(layer[1][row, 0, 0, 0]) for layer in layers] == [-key for key in keys]
             seen[int(destinations[row])] = keys
     assert seen == {31: [102.0, 102.5], 21: [201.0, 201.5], 71: [200.0, 200.5]}
     with pytest.raises(KeyError):
@@ -58,8 +57,7 @@ def _config(swap_space: float, max_num_seqs: int = 256) -> EngineConfig:
 
 
 def test_oracle_of_host_blocks() -> None:
-    size = block_bytes(12, 16, 12, 64, itemsize=2)
-    assert size == 589_824
+    size = 2 * 12 * 16 * 12 * 64 * 2  # keys and values, layers, tokens, KV heads, head dim, bytes
     assert host_blocks_of(_config(4), 16, size) == 7281
     assert host_blocks_of(_config(0), 16, size) == 0
     assert host_blocks_of(_config(size / 2**30), 16, size) == 0  # the null block alone

@@ -7,7 +7,6 @@ from jaxllm.worker.memory_profile import (
     MemoryProfile,
     ProgramMemory,
     activation_bytes,
-    block_bytes,
     check_fits,
     dummy_batch_lens,
     num_device_blocks,
@@ -33,8 +32,7 @@ def test_the_remainder_goes_to_the_first_sequences_one_each(num_tokens: int, num
 
 def test_16_gib_of_a_small_model() -> None:
     profile = MemoryProfile(total_bytes=16 * GIB, utilization=0.9, weight_bytes=3 * GIB, activation_bytes=1 * GIB)
-    size = block_bytes(num_layers=12, block_size=16, num_kv_heads=12, head_dim=64, itemsize=2)
-    assert size == 589_824
+    size = 589_824  # 2 x 12 layers x 16 tokens x 12 KV heads x 64 x 2 bytes
     assert profile.kv_bytes == 11_166_914_969
     assert num_device_blocks(profile.kv_bytes, size) == 18_932
     assert num_host_blocks(4 * GIB, size) == 7_281

@@ -10,6 +10,7 @@ from jaxllm.exceptions import DeviceError
 from jaxllm.messages import CachedSequences, NewSequence, SchedulerOutput
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.worker import buckets
 from jaxllm.worker import worker as worker_module
 from jaxllm.worker.worker import Worker
 from tests.fakes.dense_llama import dense_logits
@@ -57,7 +58,7 @@ def _run(worker, scheduled, new=(), cached=_NOTHING_CACHED, copies=(), forget=Fa
 
 def _new(seq_id, token_ids, blocks, **params):
     params = {"temperature": 0.0, "logprobs": 5, "prompt_logprobs": 2, **params}
-    return NewSequence(seq_id, token_ids, len(token_ids), blocks, 0, 0, SamplingParams(**params))
+    return NewSequence(seq_id, token_ids, len(token_ids), blocks, 0, seq_id, SamplingParams(**params))
 
 
 def _log_softmax(logits):
@@ -218,3 +219,15 @@ def test_a_logit_bias_moves_its_own_draw_alone_and_no_log_probability(worker, mo
 def test_a_step_says_how_much_of_it_is_padding_and_nothing_compiles(worker):
     output = _run(worker, {1: 3}, [_new(1, [5, 6, 7], [3])], forget=True)
     assert (output.num_padded_tokens, output.num_compiles) == (8, 0)
+
+
+def test_draws_in_rounds_are_the_draws_of_one_round(model, tmp_path, monkeypatch):
+    news = [_new(i, [3 + i, 9, 5 + i], [i], prompt_logprobs=None, temperature=1.0) for i in (1, 2, 3)]
+
+    def draw_all():
+        output = _run(_start(model, tmp_path, "float32"), {1: 3, 2: 3, 3: 3}, news)
+        return {seq_id: [token.token_id for token in tokens] for seq_id, tokens in output.sampled.items()}
+
+    at_once = draw_all()
+    monkeypatch.setattr(buckets, "_MAX_NUM_DRAWS_CPU", 2)
+    assert draw_all() == at_once and len(at_once) == 3

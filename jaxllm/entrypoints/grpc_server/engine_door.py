@@ -20,7 +20,7 @@ from jaxllm.engine.input_processor import Prompt
 from jaxllm.entrypoints.grpc_server.errors import Refusal
 from jaxllm.entrypoints.grpc_server.rpc import request_id_of
 from jaxllm.entrypoints.grpc_server.settings import GrpcSettings
-from jaxllm.entrypoints.openai.serving_engine import sampling_defaults
+from jaxllm.entrypoints.sampling_defaults import sampling_defaults
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams

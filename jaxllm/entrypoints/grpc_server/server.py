@@ -15,6 +15,7 @@ from jaxllm.entrypoints.grpc_server.reflection import reflection_methods
 from jaxllm.entrypoints.grpc_server.rpc import service_handler
 from jaxllm.entrypoints.grpc_server.settings import GrpcSettings
 from jaxllm.entrypoints.grpc_server.vllm_service import VllmEngineService
+from jaxllm.entrypoints.server_settings import bind_port
 from jaxllm.exceptions import ConfigError
 from jaxllm.logger import get_logger
 
@@ -94,13 +95,16 @@ def _handlers(door: EngineDoor, health: HealthService) -> Sequence[grpc.GenericR
 
 def _listen(server: grpc.aio.Server, settings: GrpcSettings) -> int:
     address = settings.address
+    if settings.port and not address.startswith("unix:"):
+        # grpc's own error names no reason, and is printed as well.
+        bind_port(settings.host, settings.port, "--grpc-port").close()
     try:
         if settings.ssl_certfile is None:
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, _credentials(settings))
-    except RuntimeError:  # grpc's own message names no reason
-        raise ConfigError(f"gRPC can't listen at {address}: in use or no address of ours; set --grpc-port") from None
+    except RuntimeError:
+        raise ConfigError(f"gRPC can't listen on {address}; set --host or --grpc-port") from None
     return 0 if address.startswith("unix:") else int(port)
 
 

@@ -4,12 +4,12 @@ import io
 import json
 import zipfile
 
-from jaxllm.tokenizer.tokenizer import Tokenizer
+from jaxllm.tokenizer.loader import HuggingFaceTokenizer
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same tokenizer makes the same archive
 
 
-def build_archive(tokenizer: Tokenizer) -> bytes:
+def build_archive(tokenizer: HuggingFaceTokenizer) -> bytes:
     """Returns the archive: tokenizer.json and tokenizer_config.json."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -27,5 +27,5 @@ def build_archive(tokenizer: Tokenizer) -> bytes:
     return buffer.getvalue()
 
 
-def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str | None:
+def _token_text(tokenizer: HuggingFaceTokenizer, token_id: int | None) -> str | None:
     return None if token_id is None else tokenizer.decode([token_id], skip_special_tokens=False)

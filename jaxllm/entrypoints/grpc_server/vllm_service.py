@@ -17,8 +17,10 @@ import jaxllm
 from jaxllm.entrypoints.grpc_server import descriptors, vllm_convert
 from jaxllm.entrypoints.grpc_server.deltas import Deltas
 from jaxllm.entrypoints.grpc_server.engine_door import EngineDoor, new_request_id
+from jaxllm.entrypoints.grpc_server.errors import Refusal
 from jaxllm.entrypoints.grpc_server.rpc import Method
 from jaxllm.entrypoints.grpc_server.tokenizer_archive import build_archive
+from jaxllm.tokenizer.loader import HuggingFaceTokenizer
 
 _CHUNK_BYTES = 64 << 10
 _message_class = descriptors.message_class
@@ -137,8 +139,14 @@ class VllmEngineService:
 
     async def get_tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
         self._door.check_ready()
+        tokenizer = self._door.engine.tokenizer
+        if not isinstance(tokenizer, HuggingFaceTokenizer):
+            kind = type(tokenizer).__name__
+            raise Refusal(
+                grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"a {kind} has no form in which it can be sent"
+            )
         if self._archive is None:
-            self._archive = await asyncio.to_thread(build_archive, self._door.engine.tokenizer)
+            self._archive = await asyncio.to_thread(build_archive, tokenizer)
         archive = self._archive
         for start in range(0, len(archive), _CHUNK_BYTES):
             is_last = start + _CHUNK_BYTES >= len(archive)

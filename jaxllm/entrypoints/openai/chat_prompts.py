@@ -8,6 +8,8 @@ from jaxllm.entrypoints.offline_runner import chat_prompt
 from jaxllm.entrypoints.openai.protocol import ChatMessage
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
+_INLINE_CHARS = 4096  # handing less than this to a thread costs more than doing it
+
 
 async def render_prompt(
     tokenizer: Tokenizer, messages: Sequence[ChatMessage], add_generation_prompt: bool
@@ -18,6 +20,8 @@ async def render_prompt(
       InvalidRequestError: The model has no chat template, or it refuses the conversation.
     """
     plain = [_plain_message(message) for message in messages]
+    if sum(len(message["content"]) for message in plain) <= _INLINE_CHARS:
+        return chat_prompt(tokenizer, plain, add_generation_prompt)
     return await asyncio.to_thread(chat_prompt, tokenizer, plain, add_generation_prompt)
 
 

@@ -84,6 +84,10 @@ def unsupported_field(name: str) -> ApiError:
     return ApiError(400, f"{name} is not supported by this server; leave it out", name, "unsupported_parameter")
 
 
+def queue_full(message: str, retry_after_s: int = 1) -> ApiError:
+    return ApiError(429, message, code="queue_full", retry_after_s=retry_after_s)
+
+
 def model_not_found(model: str, served: tuple[str, ...]) -> ApiError:
     message = f"model {model!r:.200} is not served here; served: {', '.join(served)}"
     return ApiError(404, message, "model", "model_not_found")

@@ -1,4 +1,4 @@
-"""The outermost layer: keys, hosts, request ids. Whatever isn't a probe must pass here, whichever route it goes to.
+"""The outermost layer: keys, hosts, request ids, a full queue. Whatever isn't a probe must pass here.
 
 A plain ASGI wrapper around the whole application, so that no route can be forgotten.
 """
@@ -12,13 +12,15 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxllm.entrypoints.openai.errors import ApiError
+from jaxllm.entrypoints.admission import AdmissionControl
+from jaxllm.entrypoints.openai.errors import ApiError, queue_full
 from jaxllm.entrypoints.openai.responses import error_response
 from jaxllm.logger import get_logger
 
 _logger = get_logger(__name__)
 
 PROBES = frozenset(("/live", "/ready", "/health"))
+_GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _PORT = re.compile(r":[0-9]{1,5}$")
 
@@ -28,6 +30,7 @@ class Gate:
 
     Args:
       app: Everything inside.
+      admission: While nobody is let in, requests to generate are turned away here, before their bodies are read.
       api_keys: A request must bring one of them as `Authorization: Bearer KEY`; none lets everybody in.
       allowed_hosts: Names that a Host header may have, None for any. Without keys it keeps web pages out that let
         their own names point at this machine.
@@ -37,11 +40,13 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
+        admission: AdmissionControl,
         api_keys: Sequence[str],
         allowed_hosts: Iterable[str] | None,
         logs_requests: bool = False,
     ) -> None:
         self._app = app
+        self._admission = admission
         self._logs_requests = logs_requests
         self._key_digests = [sha256(key.encode()).digest() for key in api_keys]
         self._allowed_hosts = None if allowed_hosts is None else frozenset(host.lower() for host in allowed_hosts)
@@ -68,10 +73,12 @@ class Gate:
         await app(scope, receive, send_marked)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        if self._key_digests:
-            if self._has_key(_headers(scope, b"authorization")):
-                return None
+        if self._key_digests and not self._has_key(_headers(scope, b"authorization")):
             return ApiError(401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        if scope["path"] in _GENERATING and self._admission.is_full:
+            return queue_full("the queue is full; ask again later")
+        if self._key_digests:
+            return None
         hosts = _headers(scope, b"host")
         if self._allowed_hosts is not None and any(_host_name(host) not in self._allowed_hosts for host in hosts):
             message = "this Host isn't served without a key; ask for localhost, or start the server with --api-key"

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Protocol
 
 import uvicorn
 import uvloop
@@ -17,7 +16,7 @@ from jaxllm.entrypoints.admission import AdmissionControl
 from jaxllm.entrypoints.interval_log import INTERVAL_S, IntervalLog
 from jaxllm.entrypoints.openai.api_server import build_app
 from jaxllm.entrypoints.openai.gate import Gate
-from jaxllm.entrypoints.openai.lifecycle import Lifecycle
+from jaxllm.entrypoints.openai.lifecycle import Lifecycle, SideServer
 from jaxllm.entrypoints.openai.metrics_page import MetricsPage
 from jaxllm.entrypoints.openai.serving_engine import ServingEngine
 from jaxllm.entrypoints.server_settings import ServerSettings
@@ -30,13 +29,7 @@ _KEEP_ALIVE_S = 5
 _LAST_ANSWERS_S = 2  # for answers that are written when everything else has ended
 
 
-class SideServer(Protocol):
-    """A server of another protocol, which ends with this one."""
-
-    async def stop(self, grace_s: float) -> None: ...
-
-
-StartSideServer = Callable[[AsyncLLMEngine], Awaitable[SideServer]]
+StartSideServer = Callable[[AsyncLLMEngine, AdmissionControl], Awaitable[SideServer]]
 
 
 def run_servers(
@@ -50,25 +43,24 @@ def run_servers(
 async def _serve(
     engine: AsyncLLMEngine, settings: ServerSettings, listener: socket.socket, start_side: StartSideServer | None
 ) -> int:
+    admission = AdmissionControl(settings.max_queue)
     serving = ServingEngine(
         engine,
         settings.served_model_names,
-        AdmissionControl(settings.max_queue),
+        admission,
         uses_generation_config=settings.generation_config == "auto",
     )
     page = MetricsPage(serving)
-    app = Gate(build_app(serving, page), settings.api_keys, settings.allowed_hosts, settings.logs_requests)
-    lifecycle = Lifecycle(serving, settings.shutdown_timeout_s)
+    app = Gate(build_app(serving, page), admission, settings.api_keys, settings.allowed_hosts, settings.logs_requests)
+    side = None if start_side is None else await start_side(engine, admission)
+    lifecycle = Lifecycle(serving, side, settings.shutdown_timeout_s)
     http = _HttpServer(app, lifecycle.on_signal)
     serving_http = asyncio.create_task(http.serve(sockets=[listener]))
     counting = asyncio.create_task(_count(serving, page))
-    side = None if start_side is None else await start_side(engine)
     host, port = listener.getsockname()[:2]
     _logger.info("HTTP on %s:%d; the model is loading, /health tells how far", host, port)
     code = await lifecycle.run()
     counting.cancel()
-    if side is not None:
-        await side.stop(0.0)
     http.should_exit = True
     await serving_http
     with suppress(asyncio.CancelledError):
@@ -86,6 +78,8 @@ async def _count(serving: ServingEngine, page: MetricsPage) -> None:
         gc.collect()
         gc.freeze()
         _logger.info("ready to answer as %s", ", ".join(serving.served_model_names))
+        if serving.sampling_defaults:
+            _logger.info("sampling defaults from the model's generation_config: %s", serving.sampling_defaults)
         while True:
             await asyncio.sleep(INTERVAL_S)
             interval_log.write()

@@ -7,7 +7,7 @@
 import asyncio
 import signal
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.entrypoints.openai.serving_engine import ServingEngine
@@ -20,11 +20,25 @@ _POLL_S = 0.25
 _LINGER_S = 3.0  # how long a server says 503 after its engine has died, before it ends too
 
 
-class Lifecycle:
-    """Waits for the end. `on_signal` may be called from a signal handler."""
+class SideServer(Protocol):
+    """A server of another protocol on the same engine, which ends with this one."""
 
-    def __init__(self, serving: ServingEngine, shutdown_timeout_s: float) -> None:
+    async def stop(self, grace_s: float) -> None:
+        """Takes no further request, waits up to `grace_s` for those that run, and ends the rest."""
+
+
+class Lifecycle:
+    """Waits for the end. `on_signal` may be called from a signal handler.
+
+    Args:
+      serving: What is drained.
+      side: The other server, if there is one.
+      shutdown_timeout_s: How long requests may go on.
+    """
+
+    def __init__(self, serving: ServingEngine, side: SideServer | None, shutdown_timeout_s: float) -> None:
         self._serving = serving
+        self._side = side
         self._shutdown_timeout_s = shutdown_timeout_s
         self._loop = asyncio.get_running_loop()
         self._signals: list[int] = []
@@ -57,18 +71,23 @@ class Lifecycle:
         if self._serving.was_ready:
             # Streams get their last events, and probes see that nothing more is to be had.
             await self._before_second_signal(asyncio.sleep(_LINGER_S))
+        if self._side is not None:
+            await self._side.stop(0.0)
         return code
 
     async def _drain(self) -> int:
         name = signal.Signals(self._signals[0]).name
         self._serving.is_draining = True
-        num_requests = self._serving.admission.num_requests
+        num_requests = self._serving.engine.num_unfinished_requests
         _logger.info("%s: draining %d requests, %g s at most", name, num_requests, self._shutdown_timeout_s)
-        is_done = await self._before_second_signal(self._serving.engine.shutdown(self._shutdown_timeout_s))
-        if is_done:
+        if await self._before_second_signal(self._stop_all()):
             return EXIT_OK
         self._serving.engine.kill()
         return 128 + self._signals[1]
+
+    async def _stop_all(self) -> None:
+        stopping = [] if self._side is None else [self._side.stop(self._shutdown_timeout_s)]
+        await asyncio.gather(self._serving.engine.shutdown(self._shutdown_timeout_s), *stopping)
 
     async def _before_second_signal(self, work: Coroutine[Any, Any, None]) -> bool:
         """Waits for `work`, or a second signal if that comes first. Returns whether the work was done."""

@@ -5,7 +5,7 @@ Knows no request body and no answer's form.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
@@ -13,8 +13,9 @@ from uuid import uuid4
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.engine.input_processor import Prompt
 from jaxllm.entrypoints.admission import AdmissionControl, QueueFullError
-from jaxllm.entrypoints.openai.errors import RETRY_LOADING_S, ApiError, model_not_found
-from jaxllm.exceptions import InvalidRequestError
+from jaxllm.entrypoints.openai.errors import RETRY_LOADING_S, ApiError, model_not_found, queue_full
+from jaxllm.entrypoints.sampling_defaults import sampling_defaults
+from jaxllm.exceptions import EngineDeadError, InvalidRequestError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
 
@@ -106,12 +107,18 @@ class ServingEngine:
         try:
             ticket = self.admission.admit(len(prompts) * params.n)
         except QueueFullError as error:
-            raise ApiError(429, str(error), code="queue_full", retry_after_s=error.retry_after_s) from None
+            raise queue_full(str(error), error.retry_after_s) from None
         with ticket:
             async with aclosing(self._outputs(prompts, params, priority, final_only)) as outputs:
-                async for item in outputs:
-                    ticket.start()
-                    yield item
+                try:
+                    async for item in outputs:
+                        ticket.start()
+                        yield item
+                except EngineDeadError:
+                    if self.is_draining:
+                        message = "the server was shut down before this request was answered"
+                        raise ApiError(503, message, code="shutting_down") from None
+                    raise
 
     def _outputs(
         self, prompts: Sequence[Prompt], params: SamplingParams, priority: int, final_only: bool
@@ -161,12 +168,3 @@ async def _merged(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Asy
 def answer_id(prefix: str) -> str:
     """Returns a fresh id such as "cmpl-0123..."."""
     return f"{prefix}-{uuid4().hex}"
-
-
-def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sampling parameters that a model's generation_config sets, under our names."""
-    names = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
-    found = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
-    if "max_new_tokens" in found:
-        found["max_tokens"] = found.pop("max_new_tokens")
-    return found

@@ -111,11 +111,8 @@ def test_when_the_engine_dies_every_client_is_told(stream: bool) -> None:
                 reply = await call.reply()
                 if stream:
                     assert reply.status == 200
-                    last = reply.events[-1]
-                    assert (last["error"]["code"], last["error"]["type"]) == (
-                        "engine_dead",
-                        "service_unavailable_error",
-                    )
+                    last = reply.events[-1]["error"]
+                    assert (last["code"], last["type"]) == ("engine_dead", "service_unavailable_error")
                 else:
                     assert (reply.status, reply.error["code"]) == (503, "engine_dead")
             health = await server.get("/health")

@@ -1,8 +1,12 @@
 """The `openai` Python client against a real server process: what users of it see."""
 
 import json
-import time
+import shutil
+import subprocess
+import tempfile
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -24,6 +28,13 @@ def server() -> Iterator[ServerProcess]:
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0) as client:
         yield client
+
+
+def used_blocks(server: ServerProcess) -> float:
+    request = urllib.request.Request(server.url + "/metrics", headers={"authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        line = next(line for line in answer.read().decode().splitlines() if 'pool="device",state="used"' in line)
+    return float(line.split()[-1])
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -104,20 +115,53 @@ def test_errors_become_the_clients_exceptions(server: ServerProcess, client: ope
     assert (suffix.value.code, suffix.value.param) == ("unsupported_parameter", "suffix")
 
 
-def test_a_closed_stream_frees_every_block(server: ServerProcess, client: openai.OpenAI) -> None:
-    def used_blocks() -> float:
-        answer = client.get("/../metrics", cast_to=str)
-        line = next(line for line in str(answer).splitlines() if 'state="used"' in line)
-        return float(line.split()[-1])
+@pytest.fixture(scope="session")
+def node_modules(pytestconfig: pytest.Config) -> Path:
+    """The openai npm package, installed once into pytest's cache."""
+    folder = pytestconfig.cache.mkdir("openai-npm")
+    modules = folder / "node_modules"
+    if shutil.which("npm") is None:
+        pytest.skip("there is no npm here")
+    if not (modules / "openai").is_dir():
+        command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "openai@6"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            pytest.skip(f"npm can't install the openai package: {result.stderr[-300:]}")
+    return modules
 
+
+@pytest.mark.slow
+def test_the_npm_package(server: ServerProcess, node_modules: Path) -> None:
+    script = Path(__file__).with_name("npm_client.mjs")
+    with tempfile.TemporaryDirectory() as folder:
+        # Modules are looked for beside the script.
+        copy = Path(shutil.copy(script, folder))
+        (copy.parent / "node_modules").symlink_to(node_modules)
+        command = ["node", str(copy), server.url + "/v1", KEY]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["models"] == ["fake"]
+    assert (found["completion"]["text"], found["completion"]["finish_reason"]) == (expected_text(9), "length")
+    assert found["completion"]["logprobs"]["token_logprobs"][:2] == [0, -0.125]
+    assert found["chat"]["message"]["content"] == "Hé"
+    assert [entry["token"] for entry in found["chat"]["logprobs"]["content"][0]["top_logprobs"]] == ["a"]
+    assert found["usage"]["completion_tokens"] == 3
+    assert found["texts"] == [expected_text(20, 2), expected_text(20, 3)] and found["streamed"] == 40
+    assert found["errors"] == [
+        ["BadRequestError", 400, "invalid_value"],
+        ["AuthenticationError", 401, "invalid_api_key"],
+        ["NotFoundError", 404, "model_not_found"],
+    ]
+    server.wait_until(lambda: used_blocks(server) == 0, "no blocks in use")
+
+
+def test_a_closed_stream_frees_every_block(server: ServerProcess, client: openai.OpenAI) -> None:
     stream = client.completions.create(model="fake", prompt="a" * 100, max_tokens=3900, n=2, stream=True)
     next(iter(stream))
-    assert used_blocks() > 0
+    assert used_blocks(server) > 0
     stream.close()
-    deadline = time.monotonic() + 60
-    while used_blocks():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    server.wait_until(lambda: used_blocks(server) == 0, "no blocks in use")
 
 
 def test_the_log_is_json_and_holds_no_key(server: ServerProcess) -> None:

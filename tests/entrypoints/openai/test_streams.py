@@ -127,3 +127,45 @@ def test_a_character_comes_whole_or_not_at_all(size: int) -> None:
             assert all("\ufffd" not in text for text in texts[:-2])
 
     asyncio.run(run())
+
+
+def test_beam_search_gives_its_best_whole() -> None:
+    async def run() -> None:
+        async with fake_server() as server:
+            body = {"prompt": "a", "max_tokens": 3, "use_beam_search": True, "n": 2, "best_of": 4}
+            answer = (await server.post("/v1/completions", body)).json
+            assert [choice["text"] for choice in answer["choices"]][0] == "aaa"
+            assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+            assert answer["usage"]["completion_tokens"] == 6
+
+    asyncio.run(run())
+
+
+def test_an_echo_without_tokens_shows_the_prompt_alone() -> None:
+    async def run() -> None:
+        async with fake_server() as server:
+            body = {"prompt": "Héa", "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+            whole = (await server.post("/v1/completions", body)).json
+            (choice,) = whole["choices"]
+            assert (choice["text"], whole["usage"]["completion_tokens"]) == ("Héa", 0)
+            assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -2.0, -3.0]
+            events = (await server.post("/v1/completions", {**body, "stream": True})).events
+            assert [chunk["choices"][0]["text"] for chunk in events] == ["Héa", ""]
+            assert events[0]["choices"][0]["logprobs"] == choice["logprobs"]
+
+    asyncio.run(run())
+
+
+def test_running_usage_counts_up() -> None:
+    async def run() -> None:
+        async with fake_server() as server:
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            body = {"prompt": "abc", "max_tokens": 6, "temperature": 0, "stream": True, "stream_options": options}
+            events = (await server.post("/v1/completions", body)).events
+            counts = [chunk["usage"]["completion_tokens"] for chunk in events]
+            assert counts == sorted(counts) and counts[-2:] == [6, 6]
+            assert {chunk["usage"]["prompt_tokens"] for chunk in events} == {3}
+            plain = (await server.post("/v1/completions", {**body, "stream_options": {}})).events
+            assert all("usage" not in chunk for chunk in plain)
+
+    asyncio.run(run())

@@ -1,0 +1,1 @@
+"""Compiling the kernels for chips that this machine doesn't have."""
