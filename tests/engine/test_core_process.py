@@ -344,6 +344,16 @@ def test_b120_kill_9_of_the_front_end_ends_the_core(sockets: Path, executor: str
     wait_until(lambda: not psutil.pid_exists(pid))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
+def test_kill_9_of_the_front_end_ends_a_core_whose_threads_are_all_held_up(sockets: Path) -> None:
+    with _start_front_end("HoldsEveryThread", sockets) as front_end:
+        assert front_end.stdout is not None
+        pid = int(front_end.stdout.readline().split()[1])
+        time.sleep(2)  # now the thread that reads the pipe can't
+        front_end.kill()
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
 def test_kill_9_of_the_front_end_before_they_have_met_leaves_nothing(sockets: Path) -> None:
     with _start_front_end("AlphabetExecutor", sockets) as front_end:
         wait_until(lambda: bool(list(sockets.iterdir())))
