@@ -471,6 +471,29 @@ def test_nothing_else_waits_for_long_texts() -> None:
     run(scenario)
 
 
+def test_a_prompt_that_is_still_being_tokenized_fails_at_shutdown() -> None:
+    may_go_on = threading.Event()
+
+    class Slow(ByteTokenizer):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            may_go_on.wait(PATIENCE_S)
+            return super().encode(text)[:5]
+
+    async def main() -> None:
+        engine = AsyncLLMEngine(lambda: FrontEnd(fake_config(), Slow(), [257]), ThreadCore)
+        await engine.wait_ready()
+        tasks = [asyncio.create_task(last(engine.generate("a" * 9000, greedy(1), f"r{index}"))) for index in range(6)]
+        await asyncio.sleep(0.05)
+        await engine.shutdown()
+        may_go_on.set()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, EngineDeadError)
+        with pytest.raises(EngineDeadError):
+            await engine.encode("a" * 9000)
+
+    asyncio.run(main())
+
+
 def test_generate_waits_for_the_model_and_status_tells_how_far_it_is() -> None:
     async def main() -> None:
         engine = AsyncLLMEngine(lambda: fake_front_end(fake_config(f"{FAKES}:SlowToLoad")), CoreProcess)
