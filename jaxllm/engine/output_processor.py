@@ -127,8 +127,9 @@ class OutputProcessor:
         stopped = state.update(news, now_s)
         if not state.is_finished:
             return UpdatedRequest(state.request_id, None, not state.final_only, stopped)
+        output = state.to_request_output()
         self.remove_request(state.request_id)
-        return UpdatedRequest(state.request_id, state.to_request_output(), True, stopped)
+        return UpdatedRequest(state.request_id, output, True, stopped)
 
     def snapshot(self, request_id: str) -> RequestOutput:
         """Returns what a live request has so far; later steps don't change it."""

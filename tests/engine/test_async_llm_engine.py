@@ -20,6 +20,7 @@ from jaxllm.engine.core_link import Connect
 from jaxllm.engine.core_messages import FinishSequence, ToCore
 from jaxllm.engine.core_process import CoreProcess
 from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.request_router import RequestRouter
 from jaxllm.engine_args import EngineArgs
 from jaxllm.exceptions import (
     DeviceError,
@@ -89,8 +90,9 @@ async def last(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
 
 
 def core_pid(engine: AsyncLLMEngine) -> int:
-    assert engine._client is not None and isinstance(engine._client._link, CoreProcess)
-    return engine._client._link.pid
+    client = engine._start._client
+    assert client is not None and isinstance(client._link, CoreProcess)
+    return client._link.pid
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:
@@ -460,8 +462,8 @@ def test_nothing_else_waits_for_long_texts() -> None:
                 in_thread.append(threading.current_thread() is not threading.main_thread())
                 return super().encode(text)
 
-        assert engine._front_end is not None
-        engine._front_end = engine._front_end._replace(tokenizer=Watching())
+        assert engine._start.front_end is not None
+        engine._start.front_end = engine._start.front_end._replace(tokenizer=Watching())
         assert await engine.encode("short") == list(b"short")
         assert len(await engine.encode("long" * 10_000)) == 40_000
         assert in_thread == [False, True]
@@ -570,7 +572,7 @@ def test_shutdown_before_the_front_end_is_loaded_starts_no_core() -> None:
         with pytest.raises(EngineDeadError):
             await engine.wait_ready()
         await asyncio.sleep(0.1)
-        assert psutil.Process().children() == before and engine._client is None
+        assert psutil.Process().children() == before and engine._start._client is None
 
     asyncio.run(main())
 
@@ -599,7 +601,7 @@ def test_f4_the_death_of_the_output_task_is_the_engines(monkeypatch: pytest.Monk
         def fail(*args: Any) -> None:
             raise KeyError("a fault of ours")
 
-        monkeypatch.setattr(engine, "_route", fail)
+        monkeypatch.setattr(RequestRouter, "_route", fail)
         with pytest.raises(EngineDeadError, match="the output task has failed: KeyError"):
             await collect(engine.generate("a", greedy(3), "r"))
         assert engine.status().phase == "dead"
