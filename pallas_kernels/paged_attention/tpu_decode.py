@@ -15,7 +15,7 @@ from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, cap_scores, fla
 from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
-from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
+from pallas_kernels.paged_attention.tpu_tile import clear_tail, divide, load_keys, load_values, multiply
 
 ROWS = 8
 
@@ -50,8 +50,8 @@ def make_compute(
 
     def start(q: jax.Array) -> None:
         scaled = q[0].astype(jnp.float32) * query_scale(config.scale, config.logit_soft_cap)
-        rows = scaled.reshape(num_heads, config.width).astype(config.compute_dtype)
-        queries[...] = jnp.pad(rows, ((0, num_rows - num_heads), (0, 0)))
+        padded = jnp.pad(scaled, ((0, num_rows - num_heads), (0, 0)))
+        queries[...] = padded.astype(config.compute_dtype)
         maximum[...] = jnp.full_like(maximum, LOWEST) if sinks is None else sinks[...]
         total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0 / LANES)
         weighted[...] = jnp.zeros_like(weighted)
@@ -97,8 +97,8 @@ def make_compute(
         jax.lax.fori_loop(0, num_parts, part, None)
 
     def finish(out: jax.Array) -> None:
-        result = weighted[...] * (config.v_scale / jnp.sum(total[...], axis=1, keepdims=True))
-        out[0] = result[:num_heads].astype(out.dtype).reshape(out.shape[1:])
+        result = divide(weighted[...], total[...], config.v_scale)
+        out[0] = result[:num_heads].astype(out.dtype)
 
     return Compute(start, compute, finish)
 
