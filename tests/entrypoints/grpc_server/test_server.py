@@ -279,17 +279,23 @@ def test_many_streams_half_of_them_dropped(server: RunningServer, stub: Stub) ->
 
 def test_stop_lets_requests_finish_and_refuses_new_ones() -> None:
     with running_server() as server, stub_of(server) as stub:
-        running = stub.GenerateStream(text="a", sampling_params={"temperature": 0, "max_tokens": 500})
-        next(running)
+        short = stub.GenerateStream(text="a", sampling_params={"temperature": 0, "max_tokens": 500})
+        long = stub.GenerateStream(text="a", sampling_params=ENDLESS, request_id="long")
+        next(short), next(long)
         stopping = threading.Thread(target=lambda: server.run(server.handle.stop(60)))
         stopping.start()
         with pytest.raises(grpc.RpcError) as caught:
             while True:
                 stub.Generate(text="a", sampling_params={"max_tokens": 1})
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert [reply.completions[0].finish_reason for reply in running][-1] == "length"
-        assert running.code() is grpc.StatusCode.OK
+        assert caught.value.details() == "the server is shutting down and takes no further request"
+        assert [reply.completions[0].finish_reason for reply in short][-1] == "length"
+        assert short.code() is grpc.StatusCode.OK
+        next(long)
+        stub.Abort(request_ids=["long"])
+        assert [reply.completions[0].finish_reason for reply in long][-1] == "abort"
         stopping.join(30)
+        assert not stopping.is_alive()
 
 
 def test_stop_ends_what_doesnt_finish() -> None:
