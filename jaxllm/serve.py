@@ -72,6 +72,7 @@ def grpc_starter(settings: ServerSettings, model: str) -> "StartSideServer | Non
         grpc_settings = GrpcSettings(
             host=settings.host,
             port=port,
+            tls=settings.tls,
             api_keys=settings.api_keys,
             model=model,
             served_model_names=settings.served_model_names,
