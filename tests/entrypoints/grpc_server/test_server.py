@@ -1,6 +1,7 @@
 """The server as a whole: keys, ports, names, aborts, drain, readers that don't read."""
 
 import datetime
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -260,6 +261,32 @@ def test_many_streams_half_of_them_dropped(server: RunningServer, stub: Stub) ->
                 break
     assert [text for index, text in enumerate(texts) if index % 2 == 0] == [alone] * 20
     server.wait_until_idle()
+
+
+def test_requests_are_logged_where_that_is_asked_for() -> None:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("jaxllm.entrypoints.grpc_server.engine_door")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        for is_wanted in (True, False):
+            with running_server(logs_requests=is_wanted) as server, stub_of(server) as stub:
+                stub.Generate(text="secret", request_id="one", sampling_params={"max_tokens": 1})
+                stream = stub.GenerateStream(text="secret", request_id="two", sampling_params=ENDLESS)
+                next(stream)
+                assert stub.GetStatus().num_running == 1
+                stream.cancel()
+                server.wait_until_idle()
+                assert stub.GetStatus().num_running == 0
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    assert [line.partition(" after ")[0] for line in lines] == [
+        "one: gRPC request finished",
+        "two: gRPC request not finished",
+    ]
 
 
 def test_stop_lets_requests_finish_and_refuses_new_ones() -> None:
