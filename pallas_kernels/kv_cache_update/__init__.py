@@ -22,10 +22,12 @@ def kv_cache_update(
     """Writes one row of keys and of values a token. In place where the caller donates the cache.
 
     Args:
-      kv: One layer's cache in the backend's pallas_kernels.paged_attention.KVLayout.
+      kv: One layer's cache in the backend's pallas_kernels.paged_attention.KVLayout. Where values are keys too, the
+        split layout's second array may be missing.
       k: [T, K, D] rows to write, divided by k_scale and converted to the cache's dtype as quantize_kv says.
       v: [T, K, D], the same with v_scale.
-      slots: [T] int32, block id * P + offset. Real tokens have distinct slots; padding goes to slot 0.
+      slots: [T] int32, block id * P + offset. Real tokens have distinct slots, and tokens of one block stand together
+        in the order of their slots; padding goes to slot 0, and whether block 0 is written is left open.
       k_scale: Of a stored key; static. Use the same in paged_attention.
       v_scale: The same of values.
       backend: One of pallas_kernels.BACKENDS; None chooses, see pallas_kernels.backends.
@@ -36,8 +38,10 @@ def kv_cache_update(
     dtype = kv[0].dtype
     k, v = quantize_kv(k, k_scale, dtype), quantize_kv(v, v_scale, dtype)
     if choose_backend(backend) == "tpu":
-        return (_write_planes(kv[0], pack_planes(k[:, None], v[:, None]), slots),)
-    return _write_rows(kv[0], k, slots), _write_rows(kv[1], v, slots)
+        from pallas_kernels.kv_cache_update.tpu import write_planes
+
+        return (write_planes(kv[0], pack_planes(k[:, None], v[:, None])[:, :, 0], slots),)
+    return tuple(_write_rows(array, rows, slots) for array, rows in zip(kv, (k, v), strict=False))
 
 
 def quantize_kv(rows: jax.Array, scale: float, dtype: jnp.dtype) -> jax.Array:
@@ -53,28 +57,29 @@ def quantize_kv(rows: jax.Array, scale: float, dtype: jnp.dtype) -> jax.Array:
     return rows.astype(dtype)
 
 
-def copy_blocks(cache: jax.Array, sources: jax.Array, destinations: jax.Array) -> jax.Array:
-    """Copies whole blocks, all of them read before any is written. Pad with 0 -> 0, the null block.
+def copy_blocks(
+    cache: jax.Array, sources: jax.Array, destinations: jax.Array, *, backend: str | None = None
+) -> jax.Array:
+    """Copies whole blocks. Pad with 0 -> 0, the null block.
 
     Args:
       cache: [N, ...], one array of a KV cache in any layout.
       sources: [C] int32 block ids.
-      destinations: [C] int32 block ids.
+      destinations: [C] int32 block ids, distinct but for padding; none is another copy's source.
+      backend: One of pallas_kernels.BACKENDS; None chooses, see pallas_kernels.backends.
 
     Returns:
       [N, ...] cache with the copies made.
     """
+    if choose_backend(backend) == "tpu":
+        from pallas_kernels.kv_cache_update.tpu import copy_blocks_tpu
+
+        return copy_blocks_tpu(cache, sources, destinations)
     return cache.at[destinations].set(cache[sources], mode="promise_in_bounds")
 
 
 def _write_rows(cache: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
     """Writes new: [T, K, D] into cache: [N, P, K, D]."""
-    num_blocks, block_size, num_kv_heads, head_dim = cache.shape
-    rows = cache.reshape(num_blocks * block_size, num_kv_heads, head_dim)
-    return rows.at[slots].set(new, mode="promise_in_bounds").reshape(cache.shape)
-
-
-def _write_planes(cache: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
-    """Writes new: [T, planes, 1, 128] into cache: [N, planes, P, 128]."""
-    blocks, offsets = jnp.divmod(slots, cache.shape[2])
-    return cache.at[blocks, :, offsets].set(new[:, :, 0], mode="promise_in_bounds")
+    # Not reshaped to rows: with one head XLA:CPU would lay those out anew and copy the whole cache.
+    blocks, offsets = jnp.divmod(slots, cache.shape[1])
+    return cache.at[blocks, offsets].set(new, mode="promise_in_bounds")

@@ -1,10 +1,10 @@
 """The step that every flash attention kernel repeats: scores in, weights out, running maximum and sum kept.
 
-Values only, no refs and no data movement, so that it lowers to Mosaic and to Triton alike. Everything is float32. Scores
-are powers of two, not of e: log2(e) is part of their scale, since exp2 is the cheaper instruction.
+Values only, no refs and no data movement, so that it lowers to Mosaic and to Triton alike. Everything is float32.
+Scores are powers of two, not of e: log2(e) is part of their scale, since exp2 is the cheaper instruction.
 
-The running columns `maximum` and `total` are [R, 1], or [R, 128] with all lanes alike where that is what the hardware
-likes: `widen` spreads either over more lanes.
+The running columns `maximum` and `total` are [R, 1], or [R, 128] where that is what the hardware likes: then all lanes
+of `maximum` are alike, and those of `total` add up to the sum. `widen` spreads a maximum over more lanes.
 """
 
 import math
@@ -43,6 +43,16 @@ def scale_scores(products: jax.Array, scale: float, logit_soft_cap: float | None
     return jnp.tanh(products * (scale / logit_soft_cap)) * (logit_soft_cap * LOG2_E)
 
 
+def query_scale(scale: float, logit_soft_cap: float | None) -> float:
+    """What queries can be multiplied with beforehand, so that their products only need cap_scores."""
+    return scale * LOG2_E if logit_soft_cap is None else scale / logit_soft_cap
+
+
+def cap_scores(products: jax.Array, logit_soft_cap: float | None) -> jax.Array:
+    """Turns products of scaled queries and keys into scores to the base 2."""
+    return products if logit_soft_cap is None else jnp.tanh(products) * (logit_soft_cap * LOG2_E)
+
+
 def is_visible(keys: jax.Array, queries: jax.Array, sliding_window: int | None) -> jax.Array:
     """Whether the query at one position sees the key at another: int32 arrays that broadcast against each other."""
     visible = keys <= queries
@@ -56,7 +66,7 @@ def flash_step(scores: jax.Array, maximum: jax.Array, total: jax.Array) -> Flash
     highest = jnp.maximum(maximum, jnp.max(scores, axis=1, keepdims=True))
     weights = jnp.exp2(scores - widen(highest, scores.shape[1]))
     shrink = jnp.exp2(maximum - highest)
-    return FlashStep(weights, shrink, highest, total * shrink + jnp.sum(weights, axis=1, keepdims=True))
+    return FlashStep(weights, shrink, highest, total * shrink + _sum_to(weights, total.shape[1]))
 
 
 def widen(column: jax.Array, width: int) -> jax.Array:
@@ -65,3 +75,13 @@ def widen(column: jax.Array, width: int) -> jax.Array:
     if lanes in (1, width):
         return column
     return jnp.concatenate([column] * (width // lanes), axis=1)
+
+
+def _sum_to(weights: jax.Array, lanes: int) -> jax.Array:
+    """Adds up weights: [R, C] to [R, lanes]."""
+    if lanes == 1:
+        return jnp.sum(weights, axis=1, keepdims=True)
+    total = weights[:, :lanes]
+    for first in range(lanes, weights.shape[1], lanes):
+        total += weights[:, first : first + lanes]
+    return total

@@ -41,6 +41,11 @@ def num_lane_tiles(head_dim: int) -> int:
     return -(-head_dim // LANES)
 
 
+def piece_rows(block_size: int, dtype: jnp.dtype) -> int:
+    """Returns the rows of a plane in one packed register: 8 of float32, 16 of bfloat16, 32 of a byte; P at most."""
+    return min(block_size, 8 * 4 // dtype.itemsize)
+
+
 @dataclass(frozen=True, kw_only=True)
 class KVLayout:
     """One layer's KV cache.

@@ -7,10 +7,29 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.kv_layout import LANES, num_lane_tiles, planes_per_head
 
-KV_BUFFER_BYTES = 4 << 20  # of one of the two buffers that tiles are copied to
-PREFILL_ROWS = 512  # queries times heads of one KV head that attend together
-PREFILL_TOKENS = 512  # context tokens whose scores are held at a time
-DECODE_TOKENS = 512  # the same in decode
+
+@dataclass(frozen=True)
+class TileSizes:
+    """How much is done at a time. The defaults suit every chip; scripts/tune_block_sizes looks for better ones.
+
+    Attributes:
+      kv_buffer_bytes: Of each of the two buffers that blocks are copied to; at least what is computed at a time.
+      decode_tokens: Context tokens whose scores are held at a time, in decode.
+      prefill_tokens: The same in prefill.
+      prefill_rows: Queries times heads of one KV head that attend together in prefill.
+    """
+
+    kv_buffer_bytes: int = 4 << 20
+    decode_tokens: int = 1024
+    prefill_tokens: int = 512
+    prefill_rows: int = 512
+
+
+DEFAULT_SIZES = TileSizes()
+VMEM_LIMIT_BYTES = 32 << 20  # half of what the smallest chip has
+PREFILL_STATE_BYTES = 16 << 20  # of it, for queries, results and the softmax's state
+_ROW_BYTES = 5 * 4 + 3 * 4  # of a row's lane: queries and results, two buffers of each and one; and the state
+_MIN_QUERY_TILE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +42,7 @@ class TpuConfig:
       head_dim: D.
       block_size: P.
       table_width: B.
+      q_dtype: Of queries and results.
       compute_dtype: Of the operands of the matrix products.
       scale: Of the products of queries and stored keys.
       v_scale: Of stored values.
@@ -39,6 +59,7 @@ class TpuConfig:
     head_dim: int
     block_size: int
     table_width: int
+    q_dtype: jnp.dtype
     compute_dtype: jnp.dtype
     scale: float
     v_scale: float
@@ -52,6 +73,11 @@ class TpuConfig:
     @property
     def num_heads(self) -> int:
         return self.num_kv_heads * self.group
+
+    @property
+    def pack(self) -> int:
+        """Queries to a 32-bit word."""
+        return 4 // self.q_dtype.itemsize
 
     @property
     def width(self) -> int:
@@ -76,22 +102,34 @@ class TpuConfig:
         return self.compute_blocks * self.block_size
 
 
-def decode_config(*, kv_dtype: jnp.dtype, q_dtype: jnp.dtype, **options: Any) -> TpuConfig:
-    return _config(kv_dtype, q_dtype, query_tile=1, compute_tokens=DECODE_TOKENS, **options)
+def decode_config(
+    *, kv_dtype: jnp.dtype, q_dtype: jnp.dtype, sizes: TileSizes = DEFAULT_SIZES, **options: Any
+) -> TpuConfig:
+    """Returns the configuration of the kernel for single queries. options: the fields that _config doesn't fill in."""
+    return _config(sizes, kv_dtype, q_dtype, query_tile=1, compute_tokens=sizes.decode_tokens, **options)
 
 
-def prefill_config(*, kv_dtype: jnp.dtype, q_dtype: jnp.dtype, **options: Any) -> TpuConfig:
-    query_tile = max(16, PREFILL_ROWS // options["group"] // 16 * 16)
-    return _config(kv_dtype, q_dtype, query_tile=query_tile, compute_tokens=PREFILL_TOKENS, **options)
+def prefill_config(
+    *, kv_dtype: jnp.dtype, q_dtype: jnp.dtype, sizes: TileSizes = DEFAULT_SIZES, **options: Any
+) -> TpuConfig:
+    """Returns the configuration of the kernel for several queries. options: the fields that _config doesn't fill in."""
+    row_bytes = options["num_kv_heads"] * num_lane_tiles(options["head_dim"]) * LANES * _ROW_BYTES
+    rows = min(sizes.prefill_rows, PREFILL_STATE_BYTES // row_bytes)
+    query_tile = max(_MIN_QUERY_TILE, 1 << max(1, rows // options["group"]).bit_length() - 1)
+    return _config(sizes, kv_dtype, q_dtype, query_tile=query_tile, compute_tokens=sizes.prefill_tokens, **options)
 
 
-def _config(kv_dtype: jnp.dtype, q_dtype: jnp.dtype, compute_tokens: int, **options: Any) -> TpuConfig:
+def _config(
+    sizes: TileSizes, kv_dtype: jnp.dtype, q_dtype: jnp.dtype, compute_tokens: int, **options: Any
+) -> TpuConfig:
     """Fills in tile sizes. Whole blocks are copied and computed, so that small blocks are taken by the dozen."""
     block_size, num_planes = options["block_size"], options["num_kv_heads"] * planes_per_head(options["head_dim"])
     block_bytes = num_planes * block_size * LANES * kv_dtype.itemsize
-    compute_blocks = max(1, compute_tokens // block_size)
-    tiles = max(1, KV_BUFFER_BYTES // (block_bytes * compute_blocks))
+    compute_tokens = min(compute_tokens, max(LANES, sizes.kv_buffer_bytes * block_size // block_bytes))
+    compute_blocks = max(1, compute_tokens // LANES * LANES // block_size)
+    tiles = max(1, sizes.kv_buffer_bytes // (block_bytes * compute_blocks))
     return TpuConfig(
+        q_dtype=q_dtype,
         compute_dtype=jnp.promote_types(q_dtype, kv_dtype) if kv_dtype.itemsize > 1 else q_dtype,
         compute_blocks=compute_blocks,
         blocks_per_tile=tiles * compute_blocks,

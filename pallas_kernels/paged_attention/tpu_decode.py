@@ -1,8 +1,8 @@
 """Attention of one query a sequence on TPUs: all its heads against a tile of keys and values.
 
-A register holds eight rows of scores, but a KV head has only `group` query heads. So the heads are taken ROWS at a time,
-several KV heads together where the group is small: each KV head's product is computed for all the rows, and each row
-keeps that of its own head. The softmax then works on full registers.
+A register holds eight rows of scores, but a KV head has only `group` query heads. So the heads are taken ROWS at a
+time, several KV heads together where the group is small: each KV head's product is computed for all the rows, and
+each row keeps that of its own head. The softmax then works on full registers.
 """
 
 from typing import Any
@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, flash_step, is_visible, scale_scores, widen
+from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, cap_scores, flash_step, is_visible, query_scale, widen
 from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
-from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
+from pallas_kernels.paged_attention.tpu_tile import clear_tail, divide, load_keys, load_values, multiply
 
 ROWS = 8
-VMEM_LIMIT_BYTES = 32 << 20
 
 
 def scratch_shapes(config: TpuConfig) -> list[Any]:
@@ -50,11 +49,33 @@ def make_compute(
     num_rows, num_heads = _num_rows(config), config.num_heads
 
     def start(q: jax.Array) -> None:
-        rows = q[0].reshape(num_heads, config.width).astype(config.compute_dtype)
-        queries[...] = jnp.pad(rows, ((0, num_rows - num_heads), (0, 0)))
+        scaled = q[0].astype(jnp.float32) * query_scale(config.scale, config.logit_soft_cap)
+        padded = jnp.pad(scaled, ((0, num_rows - num_heads), (0, 0)))
+        queries[...] = padded.astype(config.compute_dtype)
         maximum[...] = jnp.full_like(maximum, LOWEST) if sinks is None else sinks[...]
-        total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0)
+        total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0 / LANES)
         weighted[...] = jnp.zeros_like(weighted)
+
+    def multiply_keys(kv: jax.Array, index: jax.Array, first: int) -> jax.Array:
+        """Returns the products of ROWS queries with the keys of their KV heads: [ROWS, compute_tokens]."""
+        rows = queries[first : first + ROWS]
+        products = [
+            multiply(config, rows, load_keys(config, kv, index, head), transpose=True)
+            for head in _heads_of(config, first)
+        ]
+        return _pick(config, first, products)
+
+    def add_values(kv: jax.Array, index: jax.Array, first: int, scores: jax.Array) -> None:
+        """Adds the values to the weighted sums of ROWS queries."""
+        rows = slice(first, first + ROWS)
+        step = flash_step(scores, maximum[rows], total[rows])
+        weights = step.weights.astype(config.compute_dtype)
+        products = [
+            multiply(config, weights, load_values(config, kv, index, head)) for head in _heads_of(config, first)
+        ]
+        shrunk = weighted[rows] * widen(step.shrink, config.width)
+        weighted[rows] = shrunk + _pick(config, first, products)
+        maximum[rows], total[rows] = step.maximum, step.total
 
     def compute(tile: Tile, kv: jax.Array) -> None:
         clear_tail(config, kv, tile.num_keys)
@@ -63,29 +84,21 @@ def make_compute(
             iota = jax.lax.broadcasted_iota(jnp.int32, (ROWS, config.compute_tokens), 1)
             keys = tile.first_key + index * config.compute_tokens + iota
             visible = is_visible(keys, tile.first_query, config.sliding_window)
-            for first in range(0, num_rows, ROWS):
-                rows = slice(first, first + ROWS)
-                products = [
-                    multiply(config, queries[rows], load_keys(config, kv, index, head), transpose=True)
-                    for head in _heads_of(config, first)
-                ]
-                scores = scale_scores(_pick(config, first, products), config.scale, config.logit_soft_cap)
-                step = flash_step(jnp.where(visible, scores, HIDDEN), maximum[rows], total[rows])
-                weights = step.weights.astype(config.compute_dtype)
-                products = [
-                    multiply(config, weights, load_values(config, kv, index, head))
-                    for head in _heads_of(config, first)
-                ]
-                shrunk = weighted[rows] * widen(step.shrink, config.width)
-                weighted[rows] = shrunk + _pick(config, first, products)
-                maximum[rows], total[rows] = step.maximum, step.total
+            chunks = range(0, num_rows, ROWS)
+            ahead = multiply_keys(kv, index, chunks[0])
+            for first in chunks:
+                products = ahead
+                if first + ROWS < num_rows:  # the matrix unit goes on while this chunk's softmax is computed
+                    ahead = multiply_keys(kv, index, first + ROWS)
+                scores = cap_scores(products, config.logit_soft_cap)
+                add_values(kv, index, first, jnp.where(visible, scores, HIDDEN))
 
         num_parts = (tile.num_keys + config.compute_tokens - 1) // config.compute_tokens
         jax.lax.fori_loop(0, num_parts, part, None)
 
     def finish(out: jax.Array) -> None:
-        result = weighted[...] * (config.v_scale / widen(total[...], config.width))
-        out[0] = result[:num_heads].astype(out.dtype).reshape(out.shape[1:])
+        result = divide(weighted[...], total[...], config.v_scale)
+        out[0] = result[:num_heads].astype(out.dtype)
 
     return Compute(start, compute, finish)
 

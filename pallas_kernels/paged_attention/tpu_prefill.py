@@ -1,6 +1,7 @@
 """Attention of several queries a sequence on TPUs: a tile of queries against a tile of keys and values.
 
-One KV head after another. Its rows are the tile's queries times the heads of its group, taken _row_block at a time.
+One KV head after another. Its rows are the tile's queries times the heads of its group, taken _row_block at a time. The
+products of one block with the keys are computed beside the softmax of the block before.
 """
 
 from typing import Any
@@ -10,20 +11,30 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, flash_step, is_visible, scale_scores, widen
+from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, cap_scores, flash_step, is_visible, query_scale, widen
 from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
-from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
+from pallas_kernels.paged_attention.tpu_rows import (
+    load_rows,
+    scratch_shape,
+    spread_heads,
+    stage_queries,
+    store_rows,
+    token_of_rows,
+    unstage_results,
+)
+from pallas_kernels.paged_attention.tpu_tile import clear_tail, divide, load_keys, load_values, multiply
 
-VMEM_LIMIT_BYTES = 48 << 20
-_MAX_ROW_BLOCK = 128
+_MAX_ROW_BLOCK = 256
+_MAX_UNITS = 8  # row blocks of KV heads whose code stands in one stretch, for the compiler to overlap
 
 
 def scratch_shapes(config: TpuConfig) -> list[Any]:
-    """Queries, running maximum, running sum, weighted sum."""
+    """Words of queries and results, queries, running maximum, running sum, weighted sum."""
     rows = (config.num_kv_heads, config.query_tile * config.group)
     return [
+        scratch_shape(config),
         pltpu.VMEM((*rows, config.width), config.compute_dtype),
         pltpu.VMEM((*rows, LANES), jnp.float32),
         pltpu.VMEM((*rows, LANES), jnp.float32),
@@ -40,6 +51,7 @@ def spread_sinks(config: TpuConfig, sinks: jax.Array) -> jax.Array:
 def make_compute(
     config: TpuConfig,
     sinks: jax.Array | None,
+    words: Any,
     queries: jax.Array,
     maximum: jax.Array,
     total: jax.Array,
@@ -48,51 +60,74 @@ def make_compute(
     """Returns the attention on these refs, which are scratch_shapes'."""
     num_rows = config.query_tile * config.group
     row_block = _row_block(num_rows)
+    num_groups = config.num_kv_heads // heads_at_a_time(config)
 
     def start(q: jax.Array) -> None:
+        stage_queries(config, q, words)
         for head in range(config.num_kv_heads):
-            queries[head] = q[:, head].reshape(num_rows, config.width).astype(config.compute_dtype)
+            scaled = load_rows(config, q, words, head) * query_scale(config.scale, config.logit_soft_cap)
+            queries[head] = scaled.astype(config.compute_dtype)
             if sinks is not None:
-                spread = jnp.broadcast_to(sinks[head][None], (config.query_tile, config.group, LANES))
-                maximum[head] = spread.reshape(num_rows, LANES)
+                maximum[head] = spread_heads(config, sinks[head])
         if sinks is None:
             maximum[...] = jnp.full_like(maximum, LOWEST)
-        total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0)
+        total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0 / LANES)
         weighted[...] = jnp.zeros_like(weighted)
 
-    def compute(tile: Tile, kv: jax.Array) -> None:
+    def compute(tile: Tile, kv: Any) -> None:
         clear_tail(config, kv, tile.num_keys)
 
         def part(index: jax.Array, _: None) -> None:
-            jax.lax.fori_loop(0, config.num_kv_heads, lambda head, _: one_head(index, head), None)
+            first_key = tile.first_key + index * config.compute_tokens
+            is_whole = first_key + config.compute_tokens - 1 <= tile.first_query
+            if config.sliding_window is not None:
+                is_whole &= first_key > tile.first_query + config.query_tile - 1 - config.sliding_window
+            for masked in (True, False):  # most parts are seen by every query: no masks there
 
-        def one_head(index: jax.Array, head: jax.Array) -> None:
-            jax.lax.fori_loop(0, num_rows // row_block, lambda block, _: one_block(index, head, block), None)
-
-        def one_block(index: jax.Array, head: jax.Array, block: jax.Array) -> None:
-            rows = (head, pl.ds(pl.multiple_of(block * row_block, row_block), row_block))
-            shape = (row_block, config.compute_tokens)
-            keys = tile.first_key + index * config.compute_tokens + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-            row = block * row_block + jax.lax.broadcasted_iota(jnp.int32, (row_block, LANES), 0)
-            position = widen(tile.first_query + _divide(row, config.group), config.compute_tokens)
-            visible = is_visible(keys, position, config.sliding_window)
-            products = multiply(config, queries[rows], load_keys(config, kv, index, head), transpose=True)
-            scores = scale_scores(products, config.scale, config.logit_soft_cap)
-            step = flash_step(jnp.where(visible, scores, HIDDEN), maximum[rows], total[rows])
-            weights = step.weights.astype(config.compute_dtype)
-            shrunk = weighted[rows] * widen(step.shrink, config.width)
-            weighted[rows] = shrunk + multiply(config, weights, load_values(config, kv, index, head))
-            maximum[rows], total[rows] = step.maximum, step.total
+                @pl.when(is_whole != masked)
+                def _(masked: bool = masked) -> None:
+                    mask = (first_key, tile.first_query) if masked else None
+                    jax.lax.fori_loop(0, num_groups, lambda group, _: some_heads(kv, index, group, mask), None)
 
         num_parts = (tile.num_keys + config.compute_tokens - 1) // config.compute_tokens
         jax.lax.fori_loop(0, num_parts, part, None)
 
+    def some_heads(kv: Any, index: jax.Array, group: jax.Array, mask: tuple[jax.Array, jax.Array] | None) -> None:
+        """Computes heads_at_a_time KV heads against a part of the tile."""
+        at_a_time = config.num_kv_heads // num_groups
+        heads = [group * at_a_time + number for number in range(at_a_time)]
+        units = [(head, slice(first, first + row_block)) for head in heads for first in range(0, num_rows, row_block)]
+        ahead = multiply_keys(kv, index, *units[0])
+        for (head, rows), following in zip(units, [*units[1:], None], strict=True):
+            products = ahead
+            if following is not None:  # the matrix unit goes on while this unit's softmax is computed
+                ahead = multiply_keys(kv, index, *following)
+            scores = cap_scores(products, config.logit_soft_cap)
+            if mask is not None:
+                scores = jnp.where(_visible(config, rows, *mask), scores, HIDDEN)
+            step = flash_step(scores, maximum[head, rows], total[head, rows])
+            weights, values = step.weights.astype(config.compute_dtype), load_values(config, kv, index, head)
+            shrunk = weighted[head, rows] * widen(step.shrink, config.width)
+            weighted[head, rows] = shrunk + multiply(config, weights, values)
+            maximum[head, rows], total[head, rows] = step.maximum, step.total
+
+    def multiply_keys(kv: Any, index: jax.Array, head: jax.Array, rows: slice) -> jax.Array:
+        return multiply(config, queries[head, rows], load_keys(config, kv, index, head), transpose=True)
+
     def finish(out: jax.Array) -> None:
         for head in range(config.num_kv_heads):
-            result = weighted[head] * (config.v_scale / widen(total[head], config.width))
-            out[:, head] = result.astype(out.dtype).reshape(config.query_tile, config.group, config.width)
+            result = divide(weighted[head], total[head], config.v_scale)
+            store_rows(config, out, words, head, result)
+        unstage_results(config, out, words)
 
     return Compute(start, compute, finish)
+
+
+def _visible(config: TpuConfig, rows: slice, first_key: jax.Array, first_query: jax.Array) -> jax.Array:
+    """Returns which keys of a part these rows of a tile see: [R, compute_tokens]."""
+    position = widen(first_query + token_of_rows(config, rows, LANES), config.compute_tokens)
+    keys = first_key + jax.lax.broadcasted_iota(jnp.int32, position.shape, 1)
+    return is_visible(keys, position, config.sliding_window)
 
 
 def _row_block(num_rows: int) -> int:
@@ -100,8 +135,8 @@ def _row_block(num_rows: int) -> int:
     return max(size for size in range(16, _MAX_ROW_BLOCK + 1, 16) if num_rows % size == 0)
 
 
-def _divide(dividend: jax.Array, divisor: int) -> jax.Array:
-    """Returns small positive integers divided by a constant; a shift where that does."""
-    if divisor & (divisor - 1) == 0:
-        return jax.lax.shift_right_logical(dividend, divisor.bit_length() - 1)
-    return jax.lax.div(dividend, divisor)
+def heads_at_a_time(config: TpuConfig) -> int:
+    """Returns the largest divisor of K with at most _MAX_UNITS units, or 1."""
+    num_rows = config.query_tile * config.group
+    limit = max(1, _MAX_UNITS // (num_rows // _row_block(num_rows)))
+    return max(heads for heads in range(1, limit + 1) if config.num_kv_heads % heads == 0)

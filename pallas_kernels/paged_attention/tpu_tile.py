@@ -4,10 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.paged_attention.kv_layout import LANES
+from pallas_kernels.paged_attention.kv_layout import LANES, piece_rows
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
-
-_SUBLANES = 8
 
 
 def load_keys(config: TpuConfig, kv: jax.Array, index: jax.Array, head: int | jax.Array) -> jax.Array:
@@ -26,7 +24,7 @@ def clear_tail(config: TpuConfig, kv: jax.Array, num_keys: jax.Array) -> None:
     Their weights are zero, but what lies there may be NaN, and zero times that is NaN. Keys may stay: scores are
     masked by selection.
     """
-    rows = min(config.block_size, _SUBLANES * 4 // kv.dtype.itemsize)  # of one packed register
+    rows = piece_rows(config.block_size, kv.dtype)
     per_block = config.block_size // rows
     computed = pl.cdiv(num_keys, config.compute_tokens) * config.compute_tokens
 
@@ -51,6 +49,16 @@ def multiply(config: TpuConfig, left: jax.Array, right: jax.Array, *, transpose:
         precision=jax.lax.Precision.HIGHEST if config.compute_dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )
+
+
+def divide(weighted: jax.Array, total: jax.Array, v_scale: float) -> jax.Array:
+    """Returns the attention's result. weighted: [R, W]; total: [R, 128], whose lanes add up to the sum of weights.
+
+    The hardware's reciprocal and one Newton step: as exact as a division, at a third of its instructions.
+    """
+    divisor = jnp.sum(total, axis=1, keepdims=True)
+    guess = pl.reciprocal(divisor, approx=True)
+    return weighted * (guess * (2.0 - divisor * guess) * v_scale)
 
 
 def _load(config: TpuConfig, kv: jax.Array, index: jax.Array, head: int | jax.Array, planes: range) -> jax.Array:

@@ -22,7 +22,7 @@ _WEIGHT_TILE_BYTES = 2 << 20  # large enough to hide what a step costs, small en
 _SUM_TILE_BYTES = 4 << 20
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """Sizes of one step of the grid."""
 
     tokens: int
@@ -48,7 +48,7 @@ def quantized_matmul_tpu(
         x, row_scales = quantize_rows(x)
         if not _multiplies_int8(interpret):
             x = x.astype(jnp.bfloat16)
-    tile = _choose_tile(num_tokens, num_outputs, num_inputs, num_inputs // len(scales), weight.dtype)
+    tile = choose_tile(num_tokens, num_outputs, num_inputs, num_inputs // len(scales), weight.dtype)
     grid = (pl.cdiv(num_tokens, tile.tokens), pl.cdiv(num_outputs, tile.outputs), num_inputs // tile.inputs)
     groups = max(len(scales) * tile.inputs // num_inputs, 1)  # of inputs in a tile
     sum_dtype = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
@@ -80,7 +80,7 @@ def _multiplies_int8(interpret: Any) -> bool:
     return bool(interpret) or pltpu.get_tpu_info().int8_ops_per_second > 0
 
 
-def _choose_tile(num_tokens: int, num_outputs: int, num_inputs: int, group_size: int, dtype: jnp.dtype) -> _Tile:
+def choose_tile(num_tokens: int, num_outputs: int, num_inputs: int, group_size: int, dtype: jnp.dtype) -> Tile:
     """Chooses sizes that the hardware can tile. What is left over of tokens and outputs is never written."""
     tokens = min(num_tokens, _MAX_TOKENS)
     unit, limit = _LANES, _MAX_INPUTS
@@ -91,7 +91,7 @@ def _choose_tile(num_tokens: int, num_outputs: int, num_inputs: int, group_size:
     bits = 4 if dtype == jnp.int4 else 8
     outputs = min(_WEIGHT_TILE_BYTES * 8 // bits // inputs, _SUM_TILE_BYTES // 4 // tokens)
     outputs = max(outputs // _LANES, 1) * _LANES
-    return _Tile(tokens, min(outputs, num_outputs), inputs)
+    return Tile(tokens, min(outputs, num_outputs), inputs)
 
 
 def _kernel(

@@ -20,7 +20,7 @@ _MIN_SPLIT_INPUTS = 512
 _MIN_INPUTS = 32  # that a product of int8 sums
 
 
-class _Tiling(NamedTuple):
+class Tiling(NamedTuple):
     """One kernel's sizes, powers of two but for num_splits. Static."""
 
     tokens: int
@@ -47,7 +47,7 @@ def quantized_matmul_triton(
     row_scales = jnp.ones((num_tokens, 1), jnp.float32)
     if quantize_activations:
         x, row_scales = quantize_rows(x)
-    tiling = _choose_tiling(num_tokens, num_outputs, x.shape[1], x.shape[1] // len(scales))
+    tiling = choose_tiling(num_tokens, num_outputs, x.shape[1], x.shape[1] // len(scales))
     sums = jax.ShapeDtypeStruct((tiling.num_splits, num_tokens, num_outputs), jnp.float32)
     out = pl.pallas_call(
         functools.partial(_kernel, tiling=tiling),
@@ -60,7 +60,7 @@ def quantized_matmul_triton(
     return out[0] if tiling.num_splits == 1 else jnp.sum(out, axis=0)
 
 
-def _choose_tiling(num_tokens: int, num_outputs: int, num_inputs: int, group_size: int) -> _Tiling:
+def choose_tiling(num_tokens: int, num_outputs: int, num_inputs: int, group_size: int) -> Tiling:
     """Chooses sizes. A step's inputs lie in one group, and steps fill it."""
     tokens = min(max(_pow2_ceil(num_tokens), 16), 128)
     outputs = 128 if tokens > 64 else 64
@@ -69,7 +69,7 @@ def _choose_tiling(num_tokens: int, num_outputs: int, num_inputs: int, group_siz
         raise ValueError(f"inputs, and those of a group, must be a multiple of {_MIN_INPUTS}, got {group_size}")
     programs = pl.cdiv(num_tokens, tokens) * pl.cdiv(num_outputs, outputs)
     num_splits = max(min(pl.cdiv(_WANTED_PROGRAMS, programs), num_inputs // _MIN_SPLIT_INPUTS), 1)
-    return _Tiling(tokens, outputs, inputs, num_splits, num_warps=8 if tokens > 64 else 4, num_stages=3)
+    return Tiling(tokens, outputs, inputs, num_splits, num_warps=8 if tokens > 64 else 4, num_stages=3)
 
 
 def _pow2_ceil(number: int) -> int:
@@ -83,7 +83,7 @@ def _kernel(
     scales_ref: Any,  # [G, O]
     out_ref: Any,  # [splits, T, O]
     *,
-    tiling: _Tiling,
+    tiling: Tiling,
 ) -> None:
     num_tokens, num_steps, _ = x_ref.shape
     num_groups, num_outputs = scales_ref.shape

@@ -31,6 +31,7 @@ def make_batch(
     num_kv_heads: int,
     group: int,
     head_dim: int,
+    num_blocks: int | None = None,
     seed: int = 0,
 ) -> AttentionBatch:
     """Draws a batch whose null block, free slots and padding tokens are NaN.
@@ -44,11 +45,12 @@ def make_batch(
       num_kv_heads: K.
       group: H / K.
       head_dim: D.
+      num_blocks: N; None: those that are needed and one that nobody owns.
       seed: Of the numbers.
     """
     rng = np.random.default_rng(seed)
     needed = [-(-(queries + before) // block_size) if queries else 0 for queries, before in sequences]
-    num_blocks = sum(needed) + 2  # the null block and one that nobody owns
+    num_blocks = num_blocks or sum(needed) + 2
     caches = np.full((2, num_blocks, block_size, num_kv_heads, head_dim), np.nan, np.float32)
     ids = rng.permutation(np.arange(1, num_blocks))
     block_tables = np.zeros((num_seqs, table_width), np.int32)

@@ -115,6 +115,20 @@ def test_a_worker_fills_the_memory_that_its_device_reports(tmp_path: Path, monke
     # 0.9 x 4,194,304 - 1,048,576 - 786,432 = 1,939,865 bytes, in blocks of 2 x 2 x 4 x 2 x 16 x 4 = 2,048.
     assert worker_module.Worker(config).initialize().num_device_blocks == 947
     assert measured == [
-        *[("embed", 4), ("layers_0", 4), ("logits", 4), ("sample", 4), ("score", 4), ("copy_blocks", 16)],
-        *[("gather_blocks", 16), ("scatter_blocks", 16)],
+        *[("embed", 4), ("layers_0", 4), ("logits", 4), ("sample", 4), ("score", 4), ("add_bias", 4)],
+        *[("copy_blocks", 16), ("gather_blocks", 16), ("scatter_blocks", 16)],
     ]
+
+
+def test_block_tables_that_a_tpu_cannot_hold_are_refused_before_the_weights_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JAXLLM_ATTENTION", "tpu")
+    config = EngineConfig(
+        model=_MODEL,
+        model_path=Path("no-such-model"),
+        cache=CacheConfig(block_size=16),
+        scheduler=SchedulerConfig(max_num_seqs=64, max_model_len=131_072),
+    )
+    with pytest.raises(ConfigError, match="set --block-size to at least 64 or --max-num-seqs to at most 16 or"):
+        worker_module.Worker(config).initialize()

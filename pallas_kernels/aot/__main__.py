@@ -1,0 +1,92 @@
+"""Compiles every kernel for chips that this machine doesn't have, and prints what the compilers made of it.
+
+usage: python -m pallas_kernels.aot --targets v5e,v5p,v6e,tpu7x,sm_80,sm_90,sm_100 [--fast] [--json]
+
+Exit status: 0, 1 if a row doesn't compile that must, 2 if it can't start.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from pallas_kernels.aot.registry import KERNELS
+from pallas_kernels.aot.report import Row, format_table, summarize, to_json
+from pallas_kernels.aot.targets import GPU_TARGETS, TARGETS, TPU_TARGETS
+from pallas_kernels.aot.workers import RowKey, compile_rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    options = _parse(arguments)
+    targets = options.targets
+    missing = missing_packages(targets)
+    if missing:
+        print(f"compiling for {', '.join(targets)} needs {missing}: pip install 'jaxllm[aot]'", file=sys.stderr)
+        return 2
+    keys = select_rows(targets, is_fast=options.fast)
+    rows = {}
+    for number, (key, answer) in enumerate(compile_rows(keys, os.cpu_count() or 1), start=1):
+        rows[key] = Row(key, answer["compiled"], answer["reason"], answer["figures"])
+        if options.json:
+            print(to_json(rows[key]), flush=True)
+        elif sys.stderr.isatty():
+            print(f"\r{number} of {len(keys)} rows", end="", file=sys.stderr, flush=True)
+    ordered = [rows[key] for key in keys]
+    if not options.json:
+        print("\r" + format_table(ordered))
+    print(summarize(ordered), file=sys.stderr)
+    failures = [row for row in ordered if not row.compiled and KERNELS[row.key.kernel].must_compile(row.key)]
+    for row in failures:
+        print(f"must compile but doesn't: {' / '.join(row.key[:3])}: {row.reason}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def select_rows(targets: Sequence[str], *, is_fast: bool) -> list[RowKey]:
+    """Lists the rows, kernel by kernel; with is_fast a few of each kernel."""
+    return [
+        RowKey(kernel.name, shape, target)
+        for kernel in KERNELS.values()
+        for shape in (kernel.fast_shapes if is_fast else kernel.shapes)
+        for target in targets
+        if target in kernel.targets
+    ]
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m pallas_kernels.aot", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--targets",
+        type=parse_targets,
+        default=list(TARGETS),
+        metavar="NAMES",
+        help=f"with commas between them, of {', '.join(TARGETS)}; all if not given",
+    )
+    parser.add_argument("--fast", action="store_true", help="a few shapes of each kernel instead of the whole table")
+    parser.add_argument("--json", action="store_true", help="one JSON object a row, as soon as it is compiled")
+    return parser.parse_args(arguments)
+
+
+def parse_targets(text: str) -> list[str]:
+    """Reads names with commas between them.
+
+    Raises:
+      argparse.ArgumentTypeError: for a name that is no target.
+    """
+    names = list(dict.fromkeys(text.split(",")))
+    unknown = [name for name in names if name not in TARGETS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"must be some of {', '.join(TARGETS)}, got {unknown[0]!r}")
+    return names
+
+
+def missing_packages(targets: Sequence[str]) -> str:
+    """Names the compilers that aren't installed; empty if all are."""
+    needed = {"libtpu": list(TPU_TARGETS), "triton": list(GPU_TARGETS)}
+    used = [package for package, names in needed.items() if any(target in names for target in targets)]
+    return " and ".join(package for package in used if importlib.util.find_spec(package) is None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from pallas_kernels.aot import __main__ as aot
+from pallas_kernels.aot.registry import BASELINE, KERNELS
+from pallas_kernels.aot.targets import TARGETS
+from pallas_kernels.aot.workers import RowKey
+
+
+def answer_all(refused: set[str]) -> Any:
+    def compile_rows(keys: Sequence[RowKey], num_processes: int) -> Iterator[tuple[RowKey, dict[str, Any]]]:
+        for key in reversed(keys):
+            is_compiled = key.kernel not in refused
+            figures = {"seconds": 1.0, "vmem_bytes": 1, "moved_bytes": 1, "estimated_us": 1.0, "roofline_share": 0.5}
+            yield key, {"compiled": is_compiled, "reason": None if is_compiled else "E: no", "figures": figures}
+
+    return compile_rows
+
+
+@pytest.fixture
+def has_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aot, "missing_packages", lambda targets: "")
+
+
+@pytest.mark.usefixtures("has_compilers")
+def test_a_refused_row_that_must_compile_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(aot, "compile_rows", answer_all({"paged_attention"}))
+    assert aot.main(["--targets", "v6e", "--fast", "--json"]) == 1
+    output, errors = capsys.readouterr()
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert len(rows) == len(aot.select_rows(["v6e"], is_fast=True))
+    assert "must compile but doesn't: paged_attention / Llama-3-8B decode-64x2048 / v6e: E: no" in errors
+
+
+@pytest.mark.usefixtures("has_compilers")
+def test_the_in_tree_kernel_may_refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(aot, "compile_rows", answer_all({BASELINE}))
+    assert aot.main(["--targets", "v6e", "--fast"]) == 0
+    output, _ = capsys.readouterr()
+    assert "not compiled: E: no" in output
+
+
+def test_every_kernel_is_in_the_table_for_each_of_its_targets() -> None:
+    rows = aot.select_rows(list(TARGETS), is_fast=False)
+    assert {(row.kernel, row.target) for row in rows} == {
+        (kernel.name, target) for kernel in KERNELS.values() for target in kernel.targets
+    }
+    assert len(set(rows)) == len(rows)
+
+
+def test_fast_rows_are_rows_of_the_table() -> None:
+    assert set(aot.select_rows(list(TARGETS), is_fast=True)) < set(aot.select_rows(list(TARGETS), is_fast=False))
+
+
+def test_an_unknown_target_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        aot.main(["--targets", "v6e,v9"])
+    assert stopped.value.code == 2
+    assert "must be some of v5e, v5p, v6e, tpu7x, sm_80, sm_90, sm_100, got 'v9'" in capsys.readouterr().err
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert aot.main(["--targets", "v6e,sm_90"]) == 2
+    assert capsys.readouterr().err == "compiling for v6e, sm_90 needs libtpu and triton: pip install 'jaxllm[aot]'\n"
