@@ -64,15 +64,14 @@ def paged_attention_tpu(
         "sizes": sizes or find_tile_sizes(_chip(), key),
     }
     decode, prefill = decode_config(**options), prefill_config(**options)
-    padded = jnp.pad(q, ((0, 0), (0, 0), (0, decode.width - head_dim)))
-    grouped = padded.reshape(num_tokens, num_kv_heads, -1, decode.width)
+    padded = jnp.pad(q, ((0, 0), (0, 0), (0, decode.width - head_dim)))  # [T, H, W]
     batch = Batch(block_tables.reshape(-1), seq_lens, query_start_loc)
-    call = functools.partial(_call, batch=batch, q=grouped, kv=kv, sinks=sinks, interpret=interpret)
+    call = functools.partial(_call, batch=batch, q=padded, kv=kv, sinks=sinks, interpret=interpret)
     out = call(decode, tpu_decode, out=None)
     if num_tokens > 1:
         out = call(prefill, tpu_prefill, out=out)
     first_lane = LANES // 2 if decode.planes_per_head == 1 else 0
-    return out.reshape(num_tokens, num_heads, -1)[:, :, first_lane : first_lane + head_dim]
+    return out[:, :, first_lane : first_lane + head_dim]
 
 
 def _chip() -> str | None:
@@ -94,7 +93,7 @@ def _call(
     sinks: jax.Array | None,
     interpret: Any,
 ) -> jax.Array:
-    """Runs the kernel of one module. With `out`: [T, K, G, D] its own tokens' rows are written to it, in place."""
+    """Runs the kernel of one module. With `out`: [T, H, W] its own tokens' rows are written to it, in place."""
     hbm, vmem = pl.BlockSpec(memory_space=pltpu.HBM), pl.BlockSpec(memory_space=pltpu.VMEM)
     operands, specs = [*batch, q, kv], [hbm, hbm]
     if sinks is not None:
@@ -105,7 +104,7 @@ def _call(
         aliases = {len(operands): 0}
         operands.append(out)
         specs.append(hbm)
-    query_shape = (2, config.query_tile, config.num_kv_heads, config.group, config.width)
+    query_shape = (2, config.query_tile, config.num_heads, config.width)
     buffers = [
         pltpu.VMEM(query_shape, q.dtype),
         pltpu.VMEM((2, config.blocks_per_tile, *kv.shape[1:]), kv.dtype),

@@ -29,7 +29,7 @@ DEFAULT_SIZES = TileSizes()
 VMEM_LIMIT_BYTES = 32 << 20  # half of what the smallest chip has
 PREFILL_STATE_BYTES = 16 << 20  # of it, for queries, results and the softmax's state
 _ROW_BYTES = 5 * 4 + 3 * 4  # of a row's lane: queries and results, two buffers of each and one; and the state
-_QUERY_STEP = 16
+_MIN_QUERY_TILE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class TpuConfig:
       head_dim: D.
       block_size: P.
       table_width: B.
+      q_dtype: Of queries and results.
       compute_dtype: Of the operands of the matrix products.
       scale: Of the products of queries and stored keys.
       v_scale: Of stored values.
@@ -58,6 +59,7 @@ class TpuConfig:
     head_dim: int
     block_size: int
     table_width: int
+    q_dtype: jnp.dtype
     compute_dtype: jnp.dtype
     scale: float
     v_scale: float
@@ -71,6 +73,11 @@ class TpuConfig:
     @property
     def num_heads(self) -> int:
         return self.num_kv_heads * self.group
+
+    @property
+    def pack(self) -> int:
+        """Queries to a 32-bit word."""
+        return 4 // self.q_dtype.itemsize
 
     @property
     def width(self) -> int:
@@ -108,7 +115,7 @@ def prefill_config(
     """Returns the configuration of the kernel for several queries. options: the fields that _config doesn't fill in."""
     row_bytes = options["num_kv_heads"] * num_lane_tiles(options["head_dim"]) * LANES * _ROW_BYTES
     rows = min(sizes.prefill_rows, PREFILL_STATE_BYTES // row_bytes)
-    query_tile = max(_QUERY_STEP, rows // options["group"] // _QUERY_STEP * _QUERY_STEP)
+    query_tile = max(_MIN_QUERY_TILE, 1 << max(1, rows // options["group"]).bit_length() - 1)
     return _config(sizes, kv_dtype, q_dtype, query_tile=query_tile, compute_tokens=sizes.prefill_tokens, **options)
 
 
@@ -122,6 +129,7 @@ def _config(
     compute_blocks = max(1, compute_tokens // LANES * LANES // block_size)
     tiles = max(1, sizes.kv_buffer_bytes // (block_bytes * compute_blocks))
     return TpuConfig(
+        q_dtype=q_dtype,
         compute_dtype=jnp.promote_types(q_dtype, kv_dtype) if kv_dtype.itemsize > 1 else q_dtype,
         compute_blocks=compute_blocks,
         blocks_per_tile=tiles * compute_blocks,

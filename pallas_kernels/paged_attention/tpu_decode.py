@@ -50,8 +50,8 @@ def make_compute(
 
     def start(q: jax.Array) -> None:
         scaled = q[0].astype(jnp.float32) * query_scale(config.scale, config.logit_soft_cap)
-        rows = scaled.reshape(num_heads, config.width).astype(config.compute_dtype)
-        queries[...] = jnp.pad(rows, ((0, num_rows - num_heads), (0, 0)))
+        padded = jnp.pad(scaled, ((0, num_rows - num_heads), (0, 0)))
+        queries[...] = padded.astype(config.compute_dtype)
         maximum[...] = jnp.full_like(maximum, LOWEST) if sinks is None else sinks[...]
         total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0 / LANES)
         weighted[...] = jnp.zeros_like(weighted)
@@ -98,7 +98,7 @@ def make_compute(
 
     def finish(out: jax.Array) -> None:
         result = weighted[...] * (config.v_scale / jnp.sum(total[...], axis=1, keepdims=True))
-        out[0] = result[:num_heads].astype(out.dtype).reshape(out.shape[1:])
+        out[0] = result[:num_heads].astype(out.dtype)
 
     return Compute(start, compute, finish)
 

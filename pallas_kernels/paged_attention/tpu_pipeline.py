@@ -61,9 +61,9 @@ class Compute(NamedTuple):
 class Buffers(NamedTuple):
     """Refs, two of each, so that one can be filled or emptied while the other is in use; a semaphore for either."""
 
-    q: Any  # [2, query_tile, K, G, D]
+    q: Any  # [2, query_tile, H, W]
     kv: Any  # [2, blocks_per_tile, planes, P, 128]
-    out: Any  # [2, query_tile, K, G, D]
+    out: Any  # [2, query_tile, H, W]
     q_sem: Any
     kv_sem: Any
     out_sem: Any
@@ -96,7 +96,7 @@ def find_row(config: TpuConfig, batch: Batch, seq: jax.Array, offset: jax.Array)
 
 
 def run(config: TpuConfig, batch: Batch, q: Any, kv: Any, out: Any, buffers: Buffers, compute: Compute) -> None:
-    """Runs every row. q, kv and out are refs in HBM: [T, K, G, D], [N, planes, P, 128], [T, K, G, D]."""
+    """Runs every row. q, kv and out are refs in HBM: [T, H, W], [N, planes, P, 128], [T, H, W]."""
     num_seqs = batch.seq_lens.shape[0]
     block_size, blocks_per_tile = config.block_size, config.blocks_per_tile
 

@@ -15,15 +15,26 @@ from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, cap_scores, fla
 from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
+from pallas_kernels.paged_attention.tpu_rows import (
+    load_rows,
+    scratch_shape,
+    spread_heads,
+    stage_queries,
+    store_rows,
+    token_of_rows,
+    unstage_results,
+)
 from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
 
 _MAX_ROW_BLOCK = 256
+_HEADS_AT_A_TIME = 2  # so that one head's first products are computed beside another's last softmax
 
 
 def scratch_shapes(config: TpuConfig) -> list[Any]:
-    """Queries, running maximum, running sum, weighted sum."""
+    """Words of queries and results, queries, running maximum, running sum, weighted sum."""
     rows = (config.num_kv_heads, config.query_tile * config.group)
     return [
+        scratch_shape(config),
         pltpu.VMEM((*rows, config.width), config.compute_dtype),
         pltpu.VMEM((*rows, LANES), jnp.float32),
         pltpu.VMEM((*rows, LANES), jnp.float32),
@@ -40,6 +51,7 @@ def spread_sinks(config: TpuConfig, sinks: jax.Array) -> jax.Array:
 def make_compute(
     config: TpuConfig,
     sinks: jax.Array | None,
+    words: Any,
     queries: jax.Array,
     maximum: jax.Array,
     total: jax.Array,
@@ -48,14 +60,15 @@ def make_compute(
     """Returns the attention on these refs, which are scratch_shapes'."""
     num_rows = config.query_tile * config.group
     row_block = _row_block(num_rows)
+    num_groups = config.num_kv_heads // (_HEADS_AT_A_TIME if config.num_kv_heads % _HEADS_AT_A_TIME == 0 else 1)
 
     def start(q: jax.Array) -> None:
+        stage_queries(config, q, words)
         for head in range(config.num_kv_heads):
-            scaled = q[:, head].astype(jnp.float32) * query_scale(config.scale, config.logit_soft_cap)
-            queries[head] = scaled.reshape(num_rows, config.width).astype(config.compute_dtype)
+            scaled = load_rows(config, q, words, head) * query_scale(config.scale, config.logit_soft_cap)
+            queries[head] = scaled.astype(config.compute_dtype)
             if sinks is not None:
-                spread = jnp.broadcast_to(sinks[head][None], (config.query_tile, config.group, LANES))
-                maximum[head] = spread.reshape(num_rows, LANES)
+                maximum[head] = spread_heads(config, sinks[head])
         if sinks is None:
             maximum[...] = jnp.full_like(maximum, LOWEST)
         total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0 / LANES)
@@ -74,51 +87,49 @@ def make_compute(
                 @pl.when(is_whole != masked)
                 def _(masked: bool = masked) -> None:
                     mask = (first_key, tile.first_query) if masked else None
-                    jax.lax.fori_loop(0, config.num_kv_heads, lambda head, _: one_head(kv, index, head, mask), None)
+                    jax.lax.fori_loop(0, num_groups, lambda group, _: some_heads(kv, index, group, mask), None)
 
         num_parts = (tile.num_keys + config.compute_tokens - 1) // config.compute_tokens
         jax.lax.fori_loop(0, num_parts, part, None)
 
-    def one_head(kv: Any, index: jax.Array, head: jax.Array, mask: tuple[jax.Array, jax.Array] | None) -> None:
-        keys, values = load_keys(config, kv, index, head), load_values(config, kv, index, head)
-        blocks = [slice(first, first + row_block) for first in range(0, num_rows, row_block)]
-        ahead = multiply(config, queries[head, blocks[0]], keys, transpose=True)
-        for number, rows in enumerate(blocks):
+    def some_heads(kv: Any, index: jax.Array, group: jax.Array, mask: tuple[jax.Array, jax.Array] | None) -> None:
+        """Computes _HEADS_AT_A_TIME KV heads, or one, against a part of the tile."""
+        at_a_time = config.num_kv_heads // num_groups
+        heads = [group * at_a_time + number for number in range(at_a_time)]
+        units = [(head, slice(first, first + row_block)) for head in heads for first in range(0, num_rows, row_block)]
+        ahead = multiply_keys(kv, index, *units[0])
+        for (head, rows), following in zip(units, [*units[1:], None], strict=True):
             products = ahead
-            if number + 1 < len(blocks):  # the matrix unit goes on while this block's softmax is computed
-                ahead = multiply(config, queries[head, blocks[number + 1]], keys, transpose=True)
+            if following is not None:  # the matrix unit goes on while this unit's softmax is computed
+                ahead = multiply_keys(kv, index, *following)
             scores = cap_scores(products, config.logit_soft_cap)
             if mask is not None:
                 scores = jnp.where(_visible(config, rows, *mask), scores, HIDDEN)
             step = flash_step(scores, maximum[head, rows], total[head, rows])
+            weights, values = step.weights.astype(config.compute_dtype), load_values(config, kv, index, head)
             shrunk = weighted[head, rows] * widen(step.shrink, config.width)
-            weighted[head, rows] = shrunk + multiply(config, step.weights.astype(config.compute_dtype), values)
+            weighted[head, rows] = shrunk + multiply(config, weights, values)
             maximum[head, rows], total[head, rows] = step.maximum, step.total
+
+    def multiply_keys(kv: Any, index: jax.Array, head: jax.Array, rows: slice) -> jax.Array:
+        return multiply(config, queries[head, rows], load_keys(config, kv, index, head), transpose=True)
 
     def finish(out: jax.Array) -> None:
         for head in range(config.num_kv_heads):
             result = weighted[head] * (config.v_scale / jnp.sum(total[head], axis=1, keepdims=True))
-            out[:, head] = result.astype(out.dtype).reshape(config.query_tile, config.group, config.width)
+            store_rows(config, out, words, head, result)
+        unstage_results(config, out, words)
 
     return Compute(start, compute, finish)
 
 
 def _visible(config: TpuConfig, rows: slice, first_key: jax.Array, first_query: jax.Array) -> jax.Array:
     """Returns which keys of a part these rows of a tile see: [R, compute_tokens]."""
-    num_rows = rows.stop - rows.start
-    row = rows.start + jax.lax.broadcasted_iota(jnp.int32, (num_rows, LANES), 0)
-    position = widen(first_query + _divide(row, config.group), config.compute_tokens)
-    keys = first_key + jax.lax.broadcasted_iota(jnp.int32, (num_rows, config.compute_tokens), 1)
+    position = widen(first_query + token_of_rows(config, rows, LANES), config.compute_tokens)
+    keys = first_key + jax.lax.broadcasted_iota(jnp.int32, position.shape, 1)
     return is_visible(keys, position, config.sliding_window)
 
 
 def _row_block(num_rows: int) -> int:
     """Returns the largest divisor of num_rows that is a multiple of 16 and at most _MAX_ROW_BLOCK."""
     return max(size for size in range(16, _MAX_ROW_BLOCK + 1, 16) if num_rows % size == 0)
-
-
-def _divide(dividend: jax.Array, divisor: int) -> jax.Array:
-    """Returns small positive integers divided by a constant; a shift where that does."""
-    if divisor & (divisor - 1) == 0:
-        return jax.lax.shift_right_logical(dividend, divisor.bit_length() - 1)
-    return jax.lax.div(dividend, divisor)
