@@ -60,7 +60,7 @@ def make_compute(
     """Returns the attention on these refs, which are scratch_shapes'."""
     num_rows = config.query_tile * config.group
     row_block = _row_block(num_rows)
-    num_groups = config.num_kv_heads // (_HEADS_AT_A_TIME if config.num_kv_heads % _HEADS_AT_A_TIME == 0 else 1)
+    num_groups = num_head_groups(config)
 
     def start(q: jax.Array) -> None:
         stage_queries(config, q, words)
@@ -121,6 +121,11 @@ def make_compute(
         unstage_results(config, out, words)
 
     return Compute(start, compute, finish)
+
+
+def num_head_groups(config: TpuConfig) -> int:
+    """Returns how many times KV heads are taken, _HEADS_AT_A_TIME where they come out even."""
+    return config.num_kv_heads // (_HEADS_AT_A_TIME if config.num_kv_heads % _HEADS_AT_A_TIME == 0 else 1)
 
 
 def _visible(config: TpuConfig, rows: slice, first_key: jax.Array, first_query: jax.Array) -> jax.Array:
