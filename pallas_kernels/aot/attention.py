@@ -165,6 +165,7 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tupl
         moved_bytes=sum(walk.blocks for walk in walks.values()) * layout.block_bytes + padded_qo,
         first_bytes=min(main.blocks_per_tile, shape.blocks_per_seq) * layout.block_bytes,
         kv_tokens=walks["decode"].parts * decode.compute_tokens if shape.batch.is_decode else 0,
+        product_width=shape.heads.head_dim,
     )
     return work, trips
 

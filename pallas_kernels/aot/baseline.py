@@ -61,6 +61,7 @@ def build(shape: AttentionShape, target: TpuTarget) -> Program:
             moved_bytes=tiles * tile_bytes + 2 * batch.num_tokens * heads.num_heads * head_dim * 2,
             first_bytes=tile_bytes / head_blocks,
             kv_tokens=tiles * tile_tokens if batch.is_decode else 0,
+            product_width=heads.head_dim,
         ),
         trips={"ragged_paged_attention_kernel": Trips((steps * head_blocks, pairs * head_blocks, tiles * head_blocks))},
     )
