@@ -50,9 +50,8 @@ def test_a_json_row_has_what_the_table_is_made_of() -> None:
 
 def test_a_row_stands_beside_the_in_tree_kernels_figures() -> None:
     cells = format_table([OURS, IN_TREE]).splitlines()[2].split()
-    assert cells == (
-        "paged_attention Llama-3-8B decode v6e 3.2 3.0 MiB - 0 700 900 1.37 50% 25% 500.0 330.0 99% 100% 428.5 77%".split()
-    )
+    assert cells[:4] == "paged_attention Llama-3-8B decode v6e".split()
+    assert cells[4:] == "3.2 3.0 MiB - 0 700 900 1.37 50% 25% 500.0 330.0 99% 100% 428.5 77%".split()
 
 
 def test_a_gpu_row_has_registers_and_shared_memory() -> None:
