@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxllm.engine.async_llm_engine import AsyncLLMEngine
     from jaxllm.engine.llm_engine import LLMEngine
     from jaxllm.engine_args import EngineArgs
     from jaxllm.entrypoints.llm import LLM
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",
@@ -23,6 +25,7 @@ __all__ = [
 
 _MODULES = {
     "LLM": "jaxllm.entrypoints.llm",
+    "AsyncLLMEngine": "jaxllm.engine.async_llm_engine",
     "CompletionOutput": "jaxllm.outputs",
     "EngineArgs": "jaxllm.engine_args",
     "LLMEngine": "jaxllm.engine.llm_engine",

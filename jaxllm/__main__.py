@@ -10,6 +10,7 @@ import jaxllm
 # Command -> the module whose main(argv) runs it. Imported late: a command pays for itself alone.
 _COMMANDS = {
     "generate": "jaxllm.generate",
+    "serve": "jaxllm.serve",
     "bench": "jaxllm.bench.__main__",
 }
 

@@ -9,7 +9,10 @@ from jaxllm.exceptions import ConfigError
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
+UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,13 @@ class ModelConfig:
 
     Attributes:
       architecture: Class name in the registry, such as "LlamaForCausalLM".
+      rms_norm_eps: Epsilon of the norms, of whatever kind.
       rope_scaling: The config's rope_scaling object, or None.
+      partial_rotary_factor: Share of each head that is rotated, its first elements.
+      hidden_act: Activation of the MLPs, one of ACTIVATIONS.
+      sliding_window: Tokens that a windowed layer sees, its own included.
+      has_latent_cache: Whether keys are values too, so that the KV cache needs one array a layer.
+      layer_types: For each layer one of LAYER_TYPES; empty where all see everything.
       eos_token_ids: Token ids that end a text; may be empty.
       extra: What only some families read, by the config's own names.
     """
@@ -35,9 +44,14 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: dict[str, Any] | None = None
+    partial_rotary_factor: float = 1.0
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    hidden_act: str = "silu"
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()
+    has_latent_cache: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +75,20 @@ class ModelConfig:
                 f"the model's num_attention_heads ({self.num_attention_heads}) must be a multiple of "
                 f"num_key_value_heads ({self.num_key_value_heads})"
             )
+        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
+            raise ConfigError(
+                f"the model's layer_types must name {self.num_hidden_layers} layers, got {len(self.layer_types)}"
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of each head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    def window(self, index: int) -> int | None:
+        """Returns how many tokens layer `index` sees, its own included; None where it sees all."""
+        is_sliding = bool(self.layer_types) and self.layer_types[index] == "sliding_attention"
+        return self.sliding_window if is_sliding else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +207,8 @@ class EngineConfig:
       model_path: The .gguf file or the folder that holds the checkpoint.
       dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
       seed: Seed of the requests that bring none; None draws one from the operating system.
+      generation_config: The checkpoint's own sampling defaults, in the form of generation_config.json.
+      executor_class: "module:class" of the executor. It is made in the engine's process, from this configuration.
     """
 
     model: ModelConfig
@@ -187,6 +217,8 @@ class EngineConfig:
     seed: int | None = None
     cache: CacheConfig
     scheduler: SchedulerConfig
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    executor_class: str = UNIPROC_EXECUTOR
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -174,6 +174,7 @@ class EngineArgs:
             model_path=checkpoint.path,
             dtype=self.dtype,
             seed=self.seed,
+            generation_config=checkpoint.generation_config,
             cache=CacheConfig(
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,

@@ -5,6 +5,7 @@
 | JAXLLM_HOME | folder of fetched models and compiled programs | ~/.cache/jaxllm |
 | JAXLLM_LOG_LEVEL | DEBUG, INFO, WARNING or ERROR | WARNING |
 | JAXLLM_COMPILE_CACHE | 1: keep compiled programs on disk; 0: don't | 1 |
+| JAXLLM_API_KEY | the key that a server's clients must bring, beside those of --api-key | none |
 | JAXLLM_DEBUG | 1: check the engine's own books whenever it becomes idle; 0: don't | 0 |
 | JAXLLM_ATTENTION | kernel backend: tpu, triton, xla or reference; read by pallas_kernels/backends.py | by platform |
 """
@@ -19,7 +20,7 @@ _CHOICES = {
     "JAXLLM_COMPILE_CACHE": ("1", "0"),
     "JAXLLM_DEBUG": ("1", "0"),
 }
-_KNOWN = ("JAXLLM_HOME", "JAXLLM_ATTENTION", *_CHOICES)
+_KNOWN = ("JAXLLM_HOME", "JAXLLM_API_KEY", "JAXLLM_ATTENTION", *_CHOICES)
 
 
 def home() -> Path:
@@ -27,8 +28,13 @@ def home() -> Path:
     return Path(os.environ.get("JAXLLM_HOME") or Path.home() / ".cache" / "jaxllm").expanduser()
 
 
-def log_level() -> str:
-    return _choice("JAXLLM_LOG_LEVEL", default="WARNING")
+def log_level(default: str = "WARNING") -> str:
+    return _choice("JAXLLM_LOG_LEVEL", default)
+
+
+def api_key() -> str | None:
+    """Returns the key that a server's clients must bring, or None."""
+    return os.environ.get("JAXLLM_API_KEY") or None
 
 
 def is_compile_cache_on() -> bool:

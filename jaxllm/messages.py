@@ -10,6 +10,8 @@ No device array ever stands in a message. Times are seconds of the monotonic clo
     KVCacheInfo          Worker -> Scheduler, once, when the KV cache has been allocated
 """
 
+from typing import Literal
+
 import msgspec
 
 from jaxllm.sampling_params import SamplingParams
@@ -18,7 +20,7 @@ from jaxllm.sampling_params import SamplingParams
 class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """One validated, tokenized request. `seed` is always set: sequence i draws from seed + i."""
 
-    request_id: str
+    request_id: str  # no other request ever has it, so that news of a dead one can't be taken for another's
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     eos_token_ids: list[int]
@@ -37,6 +39,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     num_host_blocks: int = 0  # with block 0, which is the null block here too; 0: nothing can be swapped
+    num_warmup_compiles: int = 0  # programs made ready before the first step
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -114,11 +117,15 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     beam_candidates: seq_id -> its next tokens, for the beams that sampled; these have no draws.
     prompt_logprobs: seq_id -> one entry a prompt position that this step scored, in order; position 0
       is never scored.
+    num_padded_tokens: tokens that the step computed, padding included; 0 if nobody counts them.
+    num_compiles: programs that had to be compiled since the first step.
     """
 
     sampled: dict[int, list[SampledToken]]
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     beam_candidates: dict[int, BeamCandidates] = {}
+    num_padded_tokens: int = 0
+    num_compiles: int = 0
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -158,10 +165,32 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_swapped: int = 0  # requests in host memory
     num_swapped_out_blocks: int = 0
     num_swapped_in_blocks: int = 0
+    num_free_host_blocks: int = 0
 
 
-class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class StepInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one step was like. See ModelRunnerOutput for num_padded_tokens and num_compiles."""
+
+    kind: Literal["prefill", "decode", "mixed"]
+    duration_s: float
+    num_tokens: int
+    num_padded_tokens: int
+    num_compiles: int
+
+
+class RefusedRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request that the core didn't take, or gave up alone."""
+
+    request_id: str
+    message: str
+    param: str | None = None
+    is_our_fault: bool = False  # not the caller's
+
+
+class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="outputs"):
     """Every request's news of one step, and the counters after it."""
 
     outputs: list[EngineCoreOutput]
     stats: SchedulerStats
+    refused: list[RefusedRequest] = []  # only from a core in another process: it can't raise in the caller's
+    step: StepInfo | None = None  # None where no step was run

@@ -12,6 +12,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS_TOKENS = 1024
+MAX_LOGIT_BIAS = 100.0
 MAX_BEAM_WIDTH = 16  # the device reports twice as many candidates for each beam
 MAX_LENGTH_PENALTY = 10.0  # in either direction: lengths to this power stay far inside a float
 _GREEDY_BELOW = 1e-5  # temperatures below this mean "take the most likely token"
@@ -37,6 +39,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
       logprobs: Number of most likely tokens to report at each generated position, 0 to 20 (the sampled
         token is always among them); None reports nothing.
       prompt_logprobs: The same for each prompt position; the first has none.
+      logit_bias: Token id -> what is added to that token's logit before it is drawn, in [-100, 100]; at most 1024
+        tokens. Reported log probabilities are those without it.
       detokenize: Whether to make text; False leaves `text` empty.
       skip_special_tokens: Whether special tokens are left out of the text.
       include_stop_str_in_output: Whether the stop string stays in the text.
@@ -63,6 +67,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_tokens: int | None = 16
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -114,6 +119,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
         self._validate_flags()
         self._validate_stops()
+        self._validate_logit_bias()
         self._validate_beams()
         if self.n > 1 and self.is_greedy and not self.use_beam_search:
             raise InvalidRequestError(
@@ -162,6 +168,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             ("top_k", self.top_k <= 0, "0 or -1 with use_beam_search"),
             ("min_p", self.min_p == 0, "0 with use_beam_search"),
             ("stop", not self.stop_strings, "None with use_beam_search (stop_token_ids may be given)"),
+            ("logit_bias", not self.logit_bias, "None with use_beam_search"),
         ]
 
     def _rules_without_beams(self) -> list[tuple[str, bool, str]]:
@@ -170,6 +177,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             ("length_penalty", self.length_penalty == 1, "1.0 without use_beam_search"),
             ("early_stopping", self.early_stopping is False, "False without use_beam_search"),
         ]
+
+    def _validate_logit_bias(self) -> None:
+        bias = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIAS_TOKENS:
+            raise InvalidRequestError(
+                f"logit_bias must map at most {MAX_LOGIT_BIAS_TOKENS} token ids to numbers", "logit_bias"
+            )
+        for token_id, value in bias.items():
+            _check_int("logit_bias", token_id, 0, _INT32_MAX)
+            _check_float(
+                "logit_bias",
+                value,
+                lambda number: abs(number) <= MAX_LOGIT_BIAS,
+                f"in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]",
+            )
 
     def _validate_stops(self) -> None:
         if not isinstance(self.stop, (str, list, tuple, type(None))):

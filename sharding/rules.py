@@ -7,10 +7,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 RULES: dict[str, str | None] = {
     "vocab": "tensor",
     "embed": None,
+    "embed_in": None,
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "experts": "tensor",
     "norm": None,
+    "router": None,
+    "latent": None,
 }
 
 

@@ -12,6 +12,7 @@ from jaxllm import __main__
 
 def test_public_names_are_pinned() -> None:
     assert sorted(jaxllm.__all__) == [
+        "AsyncLLMEngine",
         "CompletionOutput",
         "EngineArgs",
         "LLM",
@@ -47,10 +48,10 @@ def test_each_command_has_a_module(module: str) -> None:
     ("argv", "code", "out", "err"),
     [
         ([], 2, "usage: jaxllm COMMAND", ""),
-        (["--help"], 0, "commands: generate, bench", ""),
+        (["--help"], 0, "commands: generate, serve, bench", ""),
         (["--version"], 0, f"jaxllm {jaxllm.__version__}\n", ""),
         (["genrate"], 2, "", "error: unknown command genrate; did you mean generate?\n"),
-        (["zzz"], 2, "", "error: unknown command zzz; commands: generate, bench\n"),
+        (["zzz"], 2, "", "error: unknown command zzz; commands: generate, serve, bench\n"),
     ],
 )
 def test_the_console_script(argv: list[str], code: int, out: str, err: str, capsys: pytest.CaptureFixture[str]) -> None:

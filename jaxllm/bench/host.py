@@ -29,7 +29,7 @@ from jaxllm.messages import (
 )
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.worker.buckets import token_ladder
+from jaxllm.worker.buckets import max_num_draws, token_ladder
 
 _INPUT_BATCH = "jaxllm.worker.input_batch:InputBatch"
 _NUM_SEQS = (1, 16, 64, 256, 1024)
@@ -82,6 +82,9 @@ class _LetterTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "a" * len(ids)
 
+    def to_json(self) -> str:
+        return "{}"
+
 
 class HostLoop:
     """The host's parts of an engine with num_seqs requests, and a device that draws token 1 at once.
@@ -105,7 +108,7 @@ class HostLoop:
         self._input_batch = _make_input_batch(num_seqs, max_num_batched_tokens)
         self._output_processor = OutputProcessor(_LetterTokenizer())
         for request in _requests(num_seqs):
-            self._output_processor.add_request(request, None, final_only=True)
+            self._output_processor.add_request(request.request_id, request, None, final_only=True)
             self._scheduler.add_request(request)
 
     def run_to_decode(self) -> None:
@@ -183,7 +186,7 @@ def _make_input_batch(num_seqs: int, max_num_batched_tokens: int) -> InputBatch:
     module_name, class_name = _INPUT_BATCH.split(":")
     input_batch_class = vars(importlib.import_module(module_name))[class_name]
     ladder = token_ladder(max_num_batched_tokens, "cpu")
-    batch: InputBatch = input_batch_class(num_seqs, _MAX_MODEL_LEN, _BLOCK_SIZE, ladder)
+    batch: InputBatch = input_batch_class(num_seqs, max_num_draws(num_seqs, "cpu"), _MAX_MODEL_LEN, _BLOCK_SIZE, ladder)
     return batch
 
 

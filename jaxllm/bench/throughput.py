@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
 from jaxllm.bench.workload import random_prompts, repeat
 from jaxllm.engine.input_processor import Prompt
+from jaxllm.engine.llm_engine import DEFAULT_ENGINE_PROCESS, EngineProcess
 from jaxllm.engine_args import EngineArgs
 from jaxllm.entrypoints.arg_parser import ArgParser
 from jaxllm.entrypoints.llm import LLM
@@ -92,7 +93,7 @@ def _run(args: argparse.Namespace) -> ThroughputResult:
     params = SamplingParams(
         temperature=0.0, ignore_eos=True, max_tokens=args.output_len, detokenize=not args.disable_detokenize
     )
-    with LLM(**asdict(EngineArgs.from_cli_args(args))) as llm:
+    with LLM(engine_process=args.engine_process, **asdict(EngineArgs.from_cli_args(args))) as llm:
         tokenizer = llm.get_tokenizer()
 
         def prompts_of_run(idx: int) -> list[Prompt]:
@@ -166,6 +167,12 @@ def _make_parser() -> ArgParser:
         help="timed runs; the fastest counts (default: 1)",
     )
     add("--disable-detokenize", action="store_true", help="make token ids only, no text")
+    add(
+        "--engine-process",
+        choices=get_args(EngineProcess),
+        default=DEFAULT_ENGINE_PROCESS,
+        help=f"mp: the engine in a process of its own; inproc: in this one (default: {DEFAULT_ENGINE_PROCESS})",
+    )
     add("--json", action="store_true", help="print the result as one JSON object")
     EngineArgs.add_cli_args(parser)
     return parser

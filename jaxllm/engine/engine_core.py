@@ -2,11 +2,21 @@
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
 
 from jaxllm import envs
 from jaxllm.config import EngineConfig
 from jaxllm.executor.executor import Executor
-from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest
+from jaxllm.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    SchedulerStats,
+    StepInfo,
+)
 from jaxllm.scheduler.scheduler import Scheduler
 
 
@@ -47,6 +57,10 @@ class EngineCore:
         """Forgets every cached prefix. Returns False, and does nothing, while a sequence holds blocks."""
         return self.scheduler.kv_cache_manager.reset_prefix_cache()
 
+    def stats(self) -> SchedulerStats:
+        """Returns the counters and gauges of this moment."""
+        return self.scheduler.stats()
+
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()
 
@@ -56,12 +70,24 @@ class EngineCore:
         Raises:
           AssertionError: With JAXLLM_DEBUG=1, the scheduler's books are wrong now that it is idle.
         """
-        scheduler_output = self.scheduler.schedule(self._clock())
+        start_s = self._clock()
+        scheduler_output = self.scheduler.schedule(start_s)
         runner_output = self._executor.execute_model(scheduler_output)
         outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
+        info = _step_info(scheduler_output, runner_output, self._clock() - start_s)
+        outputs = msgspec.structs.replace(outputs, step=info)
         if self._is_debug and not self.has_unfinished_requests():
             self.scheduler.check_integrity()
         return outputs
 
     def shutdown(self) -> None:
         self._executor.shutdown()
+
+
+def _step_info(step: SchedulerOutput, output: ModelRunnerOutput, duration_s: float) -> StepInfo:
+    counts = step.num_scheduled_tokens.values()
+    num_single = sum(count == 1 for count in counts)  # a sequence that decodes has one token
+    kind: Literal["prefill", "decode", "mixed"] = "mixed"
+    if num_single in (0, len(counts)):
+        kind = "decode" if num_single else "prefill"
+    return StepInfo(kind, duration_s, sum(counts), output.num_padded_tokens, output.num_compiles)

@@ -1,9 +1,13 @@
-"""EngineCoreClient: how a front end talks to an EngineCore, wherever that runs."""
+"""EngineCoreClient: how LLMEngine talks to an EngineCore, wherever that runs. InprocClient: in the caller's thread.
+
+sync_mp_client.py has the one for a core in another process, async_mp_client.py that of AsyncLLMEngine.
+"""
 
 from abc import ABC, abstractmethod
 
 from jaxllm.engine.engine_core import EngineCore
-from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, KVCacheInfo
+from jaxllm.exceptions import EngineDeadError
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, KVCacheInfo, SchedulerStats
 
 
 class EngineCoreClient(ABC):
@@ -36,14 +40,20 @@ class EngineCoreClient(ABC):
         """Forgets every cached prefix. Returns False, and does nothing, while a sequence holds blocks."""
 
     @abstractmethod
+    def get_stats(self) -> SchedulerStats:
+        """Returns the scheduler's counters and gauges of this moment."""
+
+    @abstractmethod
     def get_output(self) -> EngineCoreOutputs:
-        """Waits for the next step's news. Call it only while there are unfinished requests."""
+        """Waits for the next step's news. Call it only while there are unfinished requests.
+
+        Raises:
+          EngineDeadError: The core has failed; no request will be answered any more.
+        """
 
     @abstractmethod
-    def has_unfinished_requests(self) -> bool: ...
-
-    @abstractmethod
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Frees the device. Idempotent."""
 
 
 class InprocClient(EngineCoreClient):
@@ -51,6 +61,7 @@ class InprocClient(EngineCoreClient):
 
     def __init__(self, engine_core: EngineCore) -> None:
         self._engine_core = engine_core
+        self._error: Exception | None = None
         self.kv_cache_info = engine_core.kv_cache_info
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -65,11 +76,16 @@ class InprocClient(EngineCoreClient):
     def reset_prefix_cache(self) -> bool:
         return self._engine_core.reset_prefix_cache()
 
-    def get_output(self) -> EngineCoreOutputs:
-        return self._engine_core.step()
+    def get_stats(self) -> SchedulerStats:
+        return self._engine_core.stats()
 
-    def has_unfinished_requests(self) -> bool:
-        return self._engine_core.has_unfinished_requests()
+    def get_output(self) -> EngineCoreOutputs:
+        if self._error is None:
+            try:
+                return self._engine_core.step()
+            except Exception as error:
+                self._error = error
+        raise EngineDeadError(f"the engine has failed: {self._error!r}") from self._error
 
     def shutdown(self) -> None:
         self._engine_core.shutdown()

@@ -1,12 +1,13 @@
 """Prompt and sampling parameters in, EngineCoreRequest out: tokenize, check, fill in.
 
-This is the one gate: whatever passes here can't break the engine. It knows how much the KV cache holds, to fill in
-max_tokens; what was asked for and doesn't fit is the scheduler's to refuse.
+This is the one gate: whatever passes here can't break the engine, and can run, alone if need be. The core may be in
+another process, too late to refuse.
 """
 
+import itertools
 import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
@@ -15,6 +16,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.messages import EngineCoreRequest, KVCacheInfo
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduler.admission import Admission
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 
@@ -42,7 +44,10 @@ class ProcessedRequest(NamedTuple):
 
 
 class InputProcessor:
-    """Makes EngineCoreRequests. Holds no request: its only state is the generator of seeds."""
+    """Makes EngineCoreRequests. Holds no request: its only state is the generator of seeds and a counter.
+
+    May be called by several threads at once.
+    """
 
     def __init__(
         self,
@@ -58,6 +63,8 @@ class InputProcessor:
         self._eos_token_ids = list(eos_token_ids)
         self._kv_cache_len = (kv_cache_info.num_device_blocks - 1) * kv_cache_info.block_size
         self._seeds = random.Random(config.seed)
+        self._counter = itertools.count()
+        self._admission = Admission(config.scheduler, kv_cache_info)
 
     def process(
         self,
@@ -69,18 +76,26 @@ class InputProcessor:
     ) -> ProcessedRequest:
         """Returns the request that the engine core understands, and the prompt's text.
 
+        Its id is the caller's and a number: the caller may use his again, the engine core never sees one twice.
+
         Raises:
-          InvalidRequestError: The prompt or a sampling parameter breaks a rule.
+          InvalidRequestError: The id, the prompt or a sampling parameter breaks a rule.
         """
+        _check_text("request_id", request_id)
+        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+            raise InvalidRequestError(f"priority must be an integer of 32 bits, got {priority!r:.80}", "priority")
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         params = msgspec.structs.replace(params)  # the caller's object may be changed while the request runs
         params.validate()
-        self._check_stop_token_ids(params)
+        for stop in params.stop_strings:
+            _check_text("stop", stop)
+        self._check_token_ids("stop_token_ids", params.stop_token_ids or ())
+        self._check_token_ids("logit_bias", params.logit_bias or ())
         text, ids, cache_salt = _split_prompt(prompt)
         token_ids = self._tokenize(text, ids)
         core_request = EngineCoreRequest(
-            request_id=request_id,
+            request_id=f"{request_id}-{next(self._counter)}",
             prompt_token_ids=token_ids,
             sampling_params=params,
             eos_token_ids=self._eos_token_ids,
@@ -90,6 +105,7 @@ class InputProcessor:
             priority=priority,
             cache_salt=cache_salt,
         )
+        self._admission.check(core_request)
         return ProcessedRequest(core_request, text)
 
     def _tokenize(self, text: str | None, ids: Any) -> list[int]:
@@ -137,13 +153,14 @@ class InputProcessor:
             f"prompt must be shorter than max_model_len={self._max_model_len} tokens, to leave room for one "
             f"generated token, got {num_tokens} tokens; {way_out}",
             "prompt",
+            "context_length_exceeded",
         )
 
-    def _check_stop_token_ids(self, params: SamplingParams) -> None:
-        for token_id in params.stop_token_ids or ():
+    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
             if token_id >= self._vocab_size:
                 raise InvalidRequestError(
-                    f"stop_token_ids must be in [0, {self._vocab_size}), got {token_id}", "stop_token_ids"
+                    f"{name} must hold token ids in [0, {self._vocab_size}), got {token_id}", name
                 )
 
     def _clipped_max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:

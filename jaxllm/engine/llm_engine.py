@@ -1,27 +1,32 @@
-"""LLMEngine: add_request, abort_request, step. The synchronous engine, in the caller's process.
+"""LLMEngine: add_request, abort_request, step. The synchronous engine; its core runs here or in a process of its own.
 
 It joins InputProcessor, EngineCoreClient and OutputProcessor, and does none of their work.
 """
 
 import time
 from collections.abc import Iterable
+from typing import Literal
 
-from jaxllm import envs
 from jaxllm.config import EngineConfig
+from jaxllm.engine.core_process import CoreProcess
 from jaxllm.engine.engine_core import EngineCore
 from jaxllm.engine.engine_core_client import EngineCoreClient, InprocClient
+from jaxllm.engine.front_end import load_front_end
 from jaxllm.engine.input_processor import InputProcessor, Prompt
 from jaxllm.engine.output_processor import OutputProcessor
+from jaxllm.engine.sync_mp_client import SyncMPClient
 from jaxllm.engine_args import EngineArgs
-from jaxllm.exceptions import InvalidRequestError
-from jaxllm.executor.uniproc_executor import UniProcExecutor
+from jaxllm.exceptions import ConfigError, InvalidRequestError, RequestFailedError
+from jaxllm.executor.executor import make_executor
 from jaxllm.messages import SchedulerStats
-from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
-from jaxllm.model_loader.hf_config import token_ids
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.tokenizer.loader import open_tokenizer
 from jaxllm.tokenizer.tokenizer import Tokenizer
+
+EngineProcess = Literal["mp", "inproc"]
+# A process of its own costs nothing that could be measured where the device sets the pace (README, "Where the core
+# runs"), hides the front end's work behind the device's where it doesn't, and gives the device back whole when it ends.
+DEFAULT_ENGINE_PROCESS: EngineProcess = "mp"
 
 
 class LLMEngine:
@@ -46,22 +51,23 @@ class LLMEngine:
         self._client = client
         self._input_processor = InputProcessor(config, tokenizer, list(eos_token_ids), client.kv_cache_info)
         self._output_processor = OutputProcessor(tokenizer)
-        self._aborted: list[RequestOutput] = []  # given out by the next step
+        self._pending: list[RequestOutput] = []  # given out by the next step: aborts, mostly
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> "LLMEngine":
+    def from_engine_args(cls, args: EngineArgs, engine_process: EngineProcess = DEFAULT_ENGINE_PROCESS) -> "LLMEngine":
         """Loads the model and returns an engine that is ready to run.
+
+        Args:
+          args: What the engine is made from.
+          engine_process: Where its core runs. "mp": in a process of its own; "inproc": in this one.
 
         Raises:
           ConfigError: An engine argument breaks a rule.
           ModelLoadError: The model can't be found, read or run.
+          DeviceError: A device can't be used.
         """
-        envs.check_names()
-        checkpoint = open_checkpoint(args.model)
-        config = args.create_engine_config(checkpoint)
-        tokenizer = open_tokenizer(checkpoint)
-        client = InprocClient(EngineCore(config, UniProcExecutor(config)))
-        return cls(config, tokenizer, client, _eos_token_ids(config, tokenizer, checkpoint))
+        config, tokenizer, eos_token_ids = load_front_end(args)
+        return cls(config, tokenizer, make_client(config, engine_process), eos_token_ids)
 
     def add_request(
         self,
@@ -86,13 +92,11 @@ class LLMEngine:
         Raises:
           InvalidRequestError: The request breaks a rule.
         """
-        if not isinstance(request_id, str):
-            raise InvalidRequestError(f"request_id must be a string, got {request_id!r:.80}", "request_id")
-        if request_id in self._output_processor:
+        if isinstance(request_id, str) and request_id in self._output_processor:
             raise InvalidRequestError(f"request_id {request_id!r:.80} is in use; choose another", "request_id")
         arrival_time_s = time.monotonic() if arrival_time is None else arrival_time
         processed = self._input_processor.process(request_id, prompt, sampling_params, arrival_time_s, priority)
-        self._output_processor.add_request(processed.core_request, processed.prompt, final_only)
+        self._output_processor.add_request(request_id, processed.core_request, processed.prompt, final_only)
         try:
             self._client.add_request(processed.core_request)
         except BaseException:
@@ -105,8 +109,9 @@ class LLMEngine:
         Ids that no live request has are ignored.
         """
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        live = [request_id for request_id in dict.fromkeys(ids) if request_id in self._output_processor]
-        self._aborted += self._output_processor.abort_requests(live)
+        core_ids = [self._output_processor.core_id_of(request_id) for request_id in dict.fromkeys(ids)]
+        live = [core_id for core_id in core_ids if core_id is not None]
+        self._pending += self._output_processor.abort_requests(ids)
         if live:
             self._client.abort_requests(live)
 
@@ -116,9 +121,10 @@ class LLMEngine:
         Requests that were added with final_only are among them only when they have finished.
 
         Raises:
+          RequestFailedError: The engine failed at one request, which is forgotten; the others go on.
           EngineDeadError: The engine has failed; no request will be answered any more.
         """
-        aborted, self._aborted = self._aborted, []
+        aborted, self._pending = self._pending, []
         if not self._output_processor.has_unfinished_requests():
             return aborted
         core_outputs = self._client.get_output()
@@ -126,11 +132,16 @@ class LLMEngine:
         processed = self._output_processor.process_outputs(core_outputs)
         for request_id, index in processed.stopped_sequences:
             self._client.finish_sequence(request_id, index)
-        return aborted + processed.request_outputs
+        outputs = aborted + processed.request_outputs
+        for refused in core_outputs.refused:
+            if self._output_processor.remove_core_request(refused.request_id) is not None:
+                self._pending = outputs  # nothing of the others is lost
+                raise RequestFailedError(refused.message)
+        return outputs
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do or to give out."""
-        return bool(self._aborted) or self._output_processor.has_unfinished_requests()
+        return bool(self._pending) or self._output_processor.has_unfinished_requests()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix, as after a change of weights.
@@ -140,12 +151,25 @@ class LLMEngine:
         """
         return self._client.reset_prefix_cache()
 
+    def get_stats(self) -> SchedulerStats:
+        """Asks the scheduler for its counters of this moment; `stats` has those of the latest step."""
+        return self._client.get_stats()
+
     def shutdown(self) -> None:
         """Frees the device. The engine can't be used afterwards; a second call does nothing."""
         self._client.shutdown()
 
 
-def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer, checkpoint: Checkpoint) -> list[int]:
-    """Returns every id that ends a text; a generation config may name more than the model's own."""
-    more = token_ids(checkpoint.generation_config, "eos_token_id")
-    return list(dict.fromkeys([*config.model.eos_token_ids, *tokenizer.eos_token_ids, *more]))
+def make_client(config: EngineConfig, engine_process: EngineProcess) -> EngineCoreClient:
+    """Starts a core and returns the client of it.
+
+    Raises:
+      ConfigError, ModelLoadError, DeviceError, EngineDeadError: The core can't start.
+    """
+    match engine_process:
+        case "mp":
+            return SyncMPClient(config, CoreProcess)
+        case "inproc":
+            return InprocClient(EngineCore(config, make_executor(config)))
+        case other:
+            raise ConfigError(f'engine_process must be "mp" or "inproc", got {other!r:.80}')

@@ -25,45 +25,77 @@ from jaxllm.tokenizer.tokenizer import Tokenizer
 
 class ProcessedOutputs(NamedTuple):
     request_outputs: list[RequestOutput]
-    stopped_sequences: list[tuple[str, int]]  # (request id, index) that the engine core still has to finish
+    stopped_sequences: list[tuple[str, int]]  # (core id, index) that the engine core still has to finish
+
+
+class UpdatedRequest(NamedTuple):
+    request_id: str
+    final_output: RequestOutput | None  # once it has finished
+    is_visible: bool  # whether its caller wants to see it before it has finished
+    stopped: list[int]  # indices of sequences that the engine core still has to finish
 
 
 class OutputProcessor:
-    """Holds the state of the requests that have not finished."""
+    """Holds the state of the requests that have not finished.
+
+    A request has two ids: the caller's `request_id`, free again once it has finished, and the engine core's, which
+    no other request ever has.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._logprobs = LogprobsBuilder(tokenizer)
-        self._requests: dict[str, _RequestState] = {}
+        self._requests: dict[str, _RequestState] = {}  # by core id
+        self._core_ids: dict[str, str] = {}  # by request id
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
+        return request_id in self._core_ids
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    def add_request(self, request: EngineCoreRequest, prompt: str | None, final_only: bool = False) -> None:
+    def core_id_of(self, request_id: str) -> str | None:
+        """Returns the engine core's id of a live request, None for any other."""
+        return self._core_ids.get(request_id)
+
+    def add_request(
+        self, request_id: str, request: EngineCoreRequest, prompt: str | None, final_only: bool = False
+    ) -> None:
         """Registers a request. Call it before the engine core can answer.
 
         Args:
+          request_id: The caller's id.
           request: As the engine core gets it.
           prompt: Its text, if known.
           final_only: Whether only the finished output is wanted. Each output before it copies all tokens so far.
         """
-        assert request.request_id not in self._requests
-        state = _RequestState(request, prompt, final_only, self._tokenizer, self._logprobs)
+        assert request.request_id not in self._requests and request_id not in self._core_ids
+        state = _RequestState(request_id, request, prompt, final_only, self._tokenizer, self._logprobs)
         self._requests[request.request_id] = state
+        self._core_ids[request_id] = request.request_id
 
     def remove_request(self, request_id: str) -> None:
-        """Forgets a request that the engine core refused."""
-        self._requests.pop(request_id, None)
+        """Forgets a request, whatever it has got so far. Unknown ids are ignored."""
+        core_id = self._core_ids.pop(request_id, None)
+        if core_id is not None:
+            del self._requests[core_id]
+
+    def remove_core_request(self, core_id: str) -> str | None:
+        """Forgets a request that the engine core gave up, and returns the caller's id of it, if it was known."""
+        state = self._requests.get(core_id)
+        if state is None:
+            return None
+        self.remove_request(state.request_id)
+        return state.request_id
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """Ends requests and returns their last outputs, finish_reason "abort". Unknown ids are ignored."""
         outputs = []
         for request_id in request_ids:
-            state = self._requests.pop(request_id, None)
-            if state is not None:
+            core_id = self._core_ids.get(request_id)
+            if core_id is not None:
+                state = self._requests[core_id]
+                self.remove_request(request_id)
                 state.abort(time.monotonic())
                 outputs.append(state.to_request_output())
         return outputs
@@ -77,25 +109,49 @@ class OutputProcessor:
         request_outputs = []
         stopped: list[tuple[str, int]] = []
         for news in outputs.outputs:
-            state = self._requests.get(news.request_id)
-            if state is None:
-                continue  # aborted while the step ran
-            stopped += [(news.request_id, index) for index in state.update(news, now_s)]
-            is_finished = state.is_finished
-            if is_finished or not state.final_only:
-                request_outputs.append(state.to_request_output())
-            if is_finished:
-                del self._requests[news.request_id]
+            updated = self.process_output(news, now_s)
+            if updated is None:
+                continue
+            stopped += [(news.request_id, index) for index in updated.stopped]
+            if updated.final_output is not None:
+                request_outputs.append(updated.final_output)
+            elif updated.is_visible:
+                request_outputs.append(self.snapshot(updated.request_id))
         return ProcessedOutputs(request_outputs, stopped)
+
+    def process_output(self, news: EngineCoreOutput, now_s: float) -> UpdatedRequest | None:
+        """Takes one request's news. Returns None for a request that was aborted while the step ran."""
+        state = self._requests.get(news.request_id)
+        if state is None:
+            return None
+        stopped = state.update(news, now_s)
+        if not state.is_finished:
+            return UpdatedRequest(state.request_id, None, not state.final_only, stopped)
+        self.remove_request(state.request_id)
+        return UpdatedRequest(state.request_id, state.to_request_output(), True, stopped)
+
+    def snapshot(self, request_id: str) -> RequestOutput:
+        """Returns what a live request has so far; later steps don't change it."""
+        return self._requests[self._core_ids[request_id]].to_request_output()
 
 
 class _RequestState:
     """One request: its prompt, its n sequences and its times."""
 
-    __slots__ = ("final_only", "_request", "_prompt", "_sequences", "_logprobs", "_prompt_logprobs", "_metrics")
+    __slots__ = (
+        "request_id",
+        "final_only",
+        "_request",
+        "_prompt",
+        "_sequences",
+        "_logprobs",
+        "_prompt_logprobs",
+        "_metrics",
+    )
 
     def __init__(
         self,
+        request_id: str,
         request: EngineCoreRequest,
         prompt: str | None,
         final_only: bool,
@@ -103,6 +159,7 @@ class _RequestState:
         logprobs: LogprobsBuilder,
     ) -> None:
         params = request.sampling_params
+        self.request_id = request_id
         self.final_only = final_only
         self._request = request
         self._prompt = prompt
@@ -149,7 +206,7 @@ class _RequestState:
     def to_request_output(self) -> RequestOutput:
         """Returns a snapshot: later steps don't change it."""
         return RequestOutput(
-            request_id=self._request.request_id,
+            request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._request.prompt_token_ids,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from jaxllm.engine.input_processor import Prompt
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.llm_engine import DEFAULT_ENGINE_PROCESS, EngineProcess, LLMEngine
 from jaxllm.engine_args import DEFAULT_MODEL, EngineArgs
 from jaxllm.entrypoints.offline_runner import OfflineRunner, chat_prompt
 from jaxllm.entrypoints.progress import ProgressBar
@@ -29,16 +29,22 @@ class LLM:
 
     Args:
       model: The default model's name, a .gguf file, a Hugging Face directory, or a hub id.
+      engine_process: Where the engine runs. "mp", the default: in a process of its own, which takes no more processor
+        time, works while this one turns tokens into text, and gives all of the device's memory back at shutdown.
+        "inproc": in this one, for debuggers and profilers, and where this process holds the device already.
       **engine_args: Any other field of EngineArgs.
 
     Raises:
       ConfigError: An engine argument breaks a rule.
       ModelLoadError: The model can't be found, read or run.
+      DeviceError: A device can't be used.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, **engine_args: Any) -> None:
+    def __init__(
+        self, model: str = DEFAULT_MODEL, engine_process: EngineProcess = DEFAULT_ENGINE_PROCESS, **engine_args: Any
+    ) -> None:
         _check_names(engine_args)
-        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args))
+        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args), engine_process)
         self._runner = OfflineRunner(self.llm_engine)
 
     def generate(

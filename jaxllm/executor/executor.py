@@ -1,7 +1,9 @@
 """Executor: the engine's only way to a device. Knows neither how many workers there are nor what they do."""
 
+import importlib
 from abc import ABC, abstractmethod
 
+from jaxllm.config import EngineConfig
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
 
 
@@ -24,3 +26,11 @@ class Executor(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Gives up the device. Idempotent."""
+
+
+def make_executor(config: EngineConfig) -> Executor:
+    """Returns a new executor of the class that the configuration names; its constructor takes the configuration."""
+    module_name, class_name = config.executor_class.split(":")
+    executor = vars(importlib.import_module(module_name))[class_name](config)
+    assert isinstance(executor, Executor)
+    return executor

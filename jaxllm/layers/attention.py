@@ -7,7 +7,9 @@ from flax import nnx
 from jaxllm.config import ModelConfig
 from jaxllm.layers.forward_batch import ForwardBatch
 from jaxllm.layers.linear import Linear
-from jaxllm.layers.rope import rope_frequencies, rotate
+from jaxllm.layers.norm import HeadNorms, JointHeadNorms
+from jaxllm.layers.parameter import parameter
+from jaxllm.layers.rope import Rope
 from pallas_kernels.kv_cache_update import kv_cache_update
 from pallas_kernels.paged_attention import paged_attention
 
@@ -16,36 +18,56 @@ LayerCache = tuple[jax.Array, ...]
 
 
 class Attention(nnx.Module):
-    """Projects, rotates, writes the new keys and values to their slots, attends, projects back.
+    """Projects, normalises, rotates, writes the new keys and values to their slots, attends, projects back.
 
     Query, key and value are one matrix, in that order.
+
+    Args:
+      config: Sizes.
+      dtype: Of the weights.
+      rope: How queries and keys are rotated; None where positions come from elsewhere.
+      qkv_bias: Whether queries, keys and values have biases.
+      out_bias: Whether the output has one.
+      head_norms: What queries and keys are normalised with, or None.
+      window: Tokens that a token sees, itself included; None for all. Static, as is what follows.
+      scale: Multiplies the scores; None is D ** -0.5.
+      soft_cap: Bound of the scores, or None.
+      has_sinks: Whether each head has a learnt logit that takes part in the softmax and has no value.
     """
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: jnp.dtype,
+        *,
+        rope: Rope | None,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        head_norms: HeadNorms | JointHeadNorms | None = None,
+        window: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        has_sinks: bool = False,
+    ) -> None:
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
-        frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        self.rope_frequencies = tuple(frequencies.tolist())  # [D/2], static
-        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        self.qkv = Linear(
-            config.hidden_size, width, axes=("heads", "embed"), has_bias=config.attention_bias, dtype=dtype
-        )
-        self.out = Linear(
-            self.num_heads * self.head_dim,
-            config.hidden_size,
-            axes=("embed", "heads"),
-            has_bias=config.attention_bias,
-            dtype=dtype,
-        )
+        self.rope, self.head_norms, self.window, self.soft_cap = rope, head_norms, window, soft_cap
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        hidden_size, out_size = config.hidden_size, self.num_heads * self.head_dim
+        width = out_size + 2 * self.num_kv_heads * self.head_dim
+        self.qkv = Linear(hidden_size, width, axes=("heads", "embed"), has_bias=qkv_bias, dtype=dtype)
+        self.out = Linear(out_size, hidden_size, axes=("embed", "heads"), has_bias=out_bias, dtype=dtype)
+        self.sinks = parameter((self.num_heads,), ("heads",), jnp.dtype(jnp.float32)) if has_sinks else None
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """Maps x: [T, M] to [T, M], and the cache to the cache with this step's tokens in it."""
         num_tokens = x.shape[0]
         qkv = self.qkv(x).reshape(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
         q, k, v = jnp.split(qkv, (self.num_heads, self.num_heads + self.num_kv_heads), axis=1)
-        frequencies = jnp.array(self.rope_frequencies, jnp.float32)
-        q = rotate(q, batch.positions, frequencies)
-        k = rotate(k, batch.positions, frequencies)
+        if self.head_norms is not None:
+            q, k = self.head_norms(q, k)
+        if self.rope is not None:
+            q, k = self.rope(q, batch.positions), self.rope(k, batch.positions)
         cache = kv_cache_update(cache, k, v, batch.slots)
         attended = paged_attention(
             q,
@@ -53,6 +75,9 @@ class Attention(nnx.Module):
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,
-            scale=self.head_dim**-0.5,
+            scale=self.scale,
+            sliding_window=self.window,
+            logit_soft_cap=self.soft_cap,
+            sinks=None if self.sinks is None else self.sinks[...],
         )
         return self.out(attended.reshape(num_tokens, -1).astype(x.dtype)), cache

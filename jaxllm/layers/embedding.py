@@ -21,3 +21,15 @@ class Embedding(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps hidden: [R, M] to float32 logits [R, V]."""
         return project(hidden, self.weight[...]).astype(jnp.float32)
+
+
+class LearnedPositions(nnx.Module):
+    """A learnt vector for each position, [max_len + offset, M]; the first `offset` rows are never used."""
+
+    def __init__(self, max_len: int, hidden_size: int, dtype: jnp.dtype, offset: int = 0) -> None:
+        self.weight = parameter((max_len + offset, hidden_size), (None, "embed"), dtype)
+        self.offset = offset
+
+    def __call__(self, positions: jax.Array) -> jax.Array:
+        """Maps positions: [T] to [T, M]."""
+        return self.weight[...][positions + self.offset]

@@ -9,7 +9,7 @@ Shape letters, used in every docstring and comment of the device side:
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -44,6 +44,20 @@ class ForwardBatch:
     block_tables: BatchArray
     seq_lens: BatchArray
     query_start_loc: BatchArray
+
+
+class LogitBias(NamedTuple):
+    """What is added to single logits of a step, flat and without padding (numpy).
+
+    Attributes:
+      rows: [C] int32, index of the draw.
+      token_ids: [C] int32.
+      values: [C] float32.
+    """
+
+    rows: BatchArray
+    token_ids: BatchArray
+    values: BatchArray
 
 
 @jax.tree_util.register_dataclass

@@ -40,6 +40,21 @@ def sample(logits: jax.Array, batch: SamplingBatch) -> jax.Array:
     )
 
 
+def add_bias(logits: jax.Array, rows: jax.Array, token_ids: jax.Array, values: jax.Array) -> jax.Array:
+    """Adds values to single logits. Pad with row 0, token 0 and value 0.
+
+    Args:
+      logits: [R, V] float32. They are kept: log probabilities are those of the raw ones.
+      rows: [C] int32.
+      token_ids: [C] int32.
+      values: [C] float32.
+
+    Returns:
+      [R, V] float32.
+    """
+    return logits.at[rows, token_ids].add(values, mode="promise_in_bounds")
+
+
 def score(logits: jax.Array, token_ids: jax.Array, num_top: int) -> ScoredTokens:
     """Scores given tokens, and finds the most likely ones.
 

@@ -12,27 +12,11 @@ from typing import Any
 import numpy as np
 
 from jaxllm.exceptions import ModelLoadError, UnsupportedModelError
+from jaxllm.model_loader.gguf_architectures import ARCHITECTURES, GGUFArchitecture
 from jaxllm.model_loader.gguf_reader import GGUFFile
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM"}  # GGUF general.architecture -> Hugging Face class name
-
-_TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _LAYER_TENSOR = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)", re.ASCII)
+_TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)", re.ASCII)
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -53,14 +37,17 @@ class GGUFCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.gguf = GGUFFile(path)
-        architecture = self.gguf.require("general.architecture", str)
+        self._architecture = architecture = self.gguf.require("general.architecture", str)
         if architecture not in ARCHITECTURES:
             raise UnsupportedModelError(
                 f"{path}: GGUF architecture {architecture!r:.80} is not supported; "
                 f"supported: {', '.join(sorted(ARCHITECTURES))}"
             )
+        self._family = ARCHITECTURES[architecture]
         self._stored_names = {
-            huggingface_name(path, stored): stored for stored in self.gguf.tensors if stored != _ROPE_FACTORS
+            huggingface_name(path, stored, self._family): stored
+            for stored in self.gguf.tensors
+            if stored != _ROPE_FACTORS
         }
         self.config = _translate_config(self.gguf, architecture)
         self.generation_config: dict[str, Any] = {}
@@ -73,12 +60,17 @@ class GGUFCheckpoint:
         return self.gguf.tensors[self._stored_names[name]].shape
 
     def read(self, name: str) -> np.ndarray:
-        """Returns one tensor as float32, rows in Hugging Face's order."""
+        """Returns one tensor as float32, as Hugging Face's file has it."""
         values = self.gguf.read(self._stored_names[name])
-        if ".q_proj." in name:
+        family = self._family
+        if family.has_paired_rows and ".q_proj." in name:
             return self._unpermuted(name, values, self.config["num_attention_heads"])
-        if ".k_proj." in name:
+        if family.has_paired_rows and ".k_proj." in name:
             return self._unpermuted(name, values, self.config["num_key_value_heads"])
+        if family.norm_offset and name.endswith("norm.weight"):
+            return values - np.float32(family.norm_offset)
+        if name.endswith(tuple(family.transposed)) and values.ndim == 2:
+            return values.T
         return values
 
     def _unpermuted(self, name: str, values: np.ndarray, num_heads: int) -> np.ndarray:
@@ -91,7 +83,7 @@ class GGUFCheckpoint:
     def _check_counts(self) -> None:
         """Checks the counts that the metadata and the tensors both state."""
         layers = {int(match[1]) for name in self.gguf.tensors if (match := _LAYER_TENSOR.fullmatch(name))}
-        num_layers = self.config["num_hidden_layers"]
+        num_layers = self.gguf.require(f"{self._architecture}.block_count", int)
         if num_layers != len(layers) or max(layers, default=-1) + 1 != num_layers:
             raise ModelLoadError(
                 f"{self.path}: the metadata states {num_layers} layers, the file has tensors for {len(layers)}"
@@ -103,18 +95,18 @@ class GGUFCheckpoint:
             raise ModelLoadError(f"{self.path}: expected {vocab_size} rows in token_embd.weight, got {rows}")
 
 
-def huggingface_name(path: Path, stored: str) -> str:
-    """Returns the Hugging Face name: blk.3.attn_q.weight is model.layers.3.self_attn.q_proj.weight.
+def huggingface_name(path: Path, stored: str, family: GGUFArchitecture) -> str:
+    """Returns the Hugging Face name: Llama's blk.3.attn_q.weight is model.layers.3.self_attn.q_proj.weight.
 
     Raises:
       UnsupportedModelError: The family has no such tensor.
     """
-    if stored in _TOP_NAMES:
-        return _TOP_NAMES[stored]
-    match = _LAYER_TENSOR.fullmatch(stored)
-    if match is None or match[2] not in _LAYER_NAMES:
-        raise UnsupportedModelError(f"{path}: tensor {stored!r:.80} is not one of the Llama family")
-    return f"model.layers.{int(match[1])}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    top, layer = _TOP_TENSOR.fullmatch(stored), _LAYER_TENSOR.fullmatch(stored)
+    if top is not None and top[1] in family.top_names:
+        return f"{family.top_names[top[1]]}.{top[2]}"
+    if layer is not None and layer[2] in family.layer_names:
+        return f"{family.layers}.{int(layer[1])}.{family.layer_names[layer[2]]}.{layer[3]}"
+    raise UnsupportedModelError(f"{path}: tensor {stored!r:.80} is not one of {family.architecture}'s")
 
 
 def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
@@ -134,13 +126,15 @@ def _translate_config(gguf: GGUFFile, architecture: str) -> dict[str, Any]:
     def key(name: str) -> str:
         return f"{architecture}.{name}"
 
-    _refuse_variants(gguf, architecture)
+    _refuse_experts(gguf, architecture)
+    family = ARCHITECTURES[architecture]
     num_heads = gguf.require(key("attention.head_count"), int)
     hidden_size = gguf.require(key("embedding_length"), int)
     head_dim = gguf.get(key("attention.key_length"), int) or hidden_size // max(num_heads, 1)
+    _check_head_dim(gguf, architecture, head_dim)
     rope_theta = gguf.get(key("rope.freq_base"), float) or 10000.0
     return {
-        "architectures": [ARCHITECTURES[architecture]],
+        "architectures": [family.architecture],
         "vocab_size": len(gguf.require("tokenizer.ggml.tokens", list[str])),
         "hidden_size": hidden_size,
         "intermediate_size": gguf.require(key("feed_forward_length"), int),
@@ -148,7 +142,7 @@ def _translate_config(gguf: GGUFFile, architecture: str) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": gguf.get(key("attention.head_count_kv"), int) or num_heads,
         "max_position_embeddings": gguf.require(key("context_length"), int),
-        "rms_norm_eps": gguf.require(key("attention.layer_norm_rms_epsilon"), float),
+        "rms_norm_eps": gguf.get(key("attention.layer_norm_rms_epsilon"), float),
         "rope_theta": rope_theta,
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
@@ -157,16 +151,19 @@ def _translate_config(gguf: GGUFFile, architecture: str) -> dict[str, Any]:
         "eos_token_id": _eos_token_ids(gguf),
         "head_dim": head_dim,
         "rope_scaling": _rope_scaling(gguf, architecture, head_dim, rope_theta),
+        **family.config(gguf),
     }
 
 
-def _refuse_variants(gguf: GGUFFile, architecture: str) -> None:
+def _refuse_experts(gguf: GGUFFile, architecture: str) -> None:
     if gguf.get(f"{architecture}.expert_count", int):
-        raise UnsupportedModelError(f"{gguf.path}: mixture-of-experts models of family llama are not supported")
-    head_dim = gguf.get(f"{architecture}.attention.key_length", int)
+        raise UnsupportedModelError(f"{gguf.path}: mixture-of-experts models of GGUF are not supported")
+
+
+def _check_head_dim(gguf: GGUFFile, architecture: str, head_dim: int) -> None:
     for name in ("rope.dimension_count", "attention.value_length"):
         length = gguf.get(f"{architecture}.{name}", int)
-        if head_dim and length and length != head_dim:
+        if length and length != head_dim:
             raise UnsupportedModelError(
                 f"{gguf.path}: {architecture}.{name} must equal the head dimension {head_dim}, got {length}"
             )

@@ -1,7 +1,8 @@
 """Brings a checkpoint's tensors into sharded device arrays, one parameter at a time."""
 
 import importlib
-from typing import Protocol, cast
+from collections.abc import Mapping
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +12,13 @@ from jax.sharding import Mesh
 
 from jaxllm.config import EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
+from jaxllm.layers.rope import for_context
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
-from jaxllm.models.causal_lm import CausalLM
+from jaxllm.models.causal_lm import CausalLM, Family
 from jaxllm.models.registry import FAMILIES
-from jaxllm.models.weight_map import Weight, frame_weights
+from jaxllm.models.weight_map import Weight
 from jaxllm.progress import progress_bar
 from sharding.rules import sharding_for
-
-# Tensors that some checkpoints carry although nothing needs them.
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-
-
-class Family(Protocol):
-    """What a family file offers."""
-
-    def build_layer(self, config: ModelConfig, index: int, dtype: jnp.dtype) -> nnx.Module: ...
-
-    def layer_weights(self, config: ModelConfig, index: int) -> dict[str, Weight]: ...
 
 
 def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
@@ -38,27 +29,27 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype:
     Args:
       config: Names the checkpoint and the architecture.
       mesh: Where the weights go; each one's logical axes say how.
-      dtype: Of the weights in device memory, and of the products with them.
+      dtype: Of the weights in device memory, and of the products with them. Norms have their own.
       hidden_dtype: Of what flows from layer to layer.
 
     Raises:
       ModelLoadError: A tensor is missing, left over, or of another shape than the config says.
     """
-    family = cast(Family, importlib.import_module(FAMILIES[config.model.architecture]))
+    model = _settled(config)
+    family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
     checkpoint = open_checkpoint(str(config.model_path))
-    weights = weight_map(config.model, family)
-    _check_names(checkpoint, weights, config.model)
-    graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(config.model, family, dtype, hidden_dtype)))
+    weights = weight_map(model, family)
+    stored_names = _stored_names(checkpoint, weights, model, family)
+    graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(model, family, dtype, hidden_dtype)))
     parameters = nnx.to_flat_state(state)
-    total_bytes = sum(parameter.get_value().size * jnp.dtype(dtype).itemsize for _, parameter in parameters)
+    declared = [parameter.get_value() for _, parameter in parameters]
+    total_bytes = sum(value.size * value.dtype.itemsize for value in declared)
     loaded = []
     with progress_bar(total_bytes, "loading weights", "B") as bar:
-        for path, parameter in parameters:
-            name = ".".join(map(str, path))
-            shape = parameter.get_value().shape
-            value = arrange(checkpoint, weights[name], shape)
+        for (path, parameter), want in zip(parameters, declared, strict=True):
+            value = arrange(checkpoint, weights[".".join(map(str, path))], stored_names, want.shape)
             sharding = sharding_for(mesh, parameter.get_metadata("logical_axes"))
-            array = jax.device_put(value.astype(dtype), sharding)
+            array = jax.device_put(value.astype(want.dtype), sharding)
             loaded.append((path, parameter.replace(array)))
             bar.update(array.nbytes)
     return nnx.merge(graph_def, nnx.from_flat_state(loaded))
@@ -66,44 +57,71 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype:
 
 def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
     """Returns every parameter's weights, by its path in CausalLM."""
-    weights = frame_weights(config)
+    weights = family.frame_weights(config)
     for index in range(config.num_hidden_layers):
         for name, weight in family.layer_weights(config, index).items():
             weights[f"layers.{index}.{name}"] = weight
     return weights
 
 
-def arrange(checkpoint: Checkpoint, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads and joins the tensors of one parameter.
+def arrange(
+    checkpoint: Checkpoint, weight: Weight, stored_names: Mapping[str, str], shape: tuple[int, ...]
+) -> np.ndarray:
+    """Reads the tensors of one parameter and makes it of them.
 
     Raises:
-      ModelLoadError: The result doesn't have the parameter's shape.
+      ModelLoadError: The tensors don't fit together, or the result hasn't the parameter's shape.
     """
-    parts = [checkpoint.read(name) for name in weight.names]
-    value = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0)
+    parts = [checkpoint.read(stored_names[name]) for name in weight.names]
+    try:
+        value = weight.arrange(parts)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"{checkpoint.path}: {' + '.join(weight.names[:4])} of shapes {[part.shape for part in parts[:4]]} don't "
+            f"fit together: {error}"
+        ) from error
     if value.shape != shape:
         raise ModelLoadError(
-            f"{checkpoint.path}: {' + '.join(weight.names)} must make an array of shape {shape} by the model's "
+            f"{checkpoint.path}: {' + '.join(weight.names[:4])} must make an array of shape {shape} by the model's "
             f"config, got {value.shape}; the file is damaged or its config belongs to another model"
         )
     return value
 
 
+def _settled(config: EngineConfig) -> ModelConfig:
+    """Returns the model's config with what depends on the context that is served decided."""
+    model = config.model
+    scaling = for_context(model.rope_scaling, model.max_position_embeddings, config.scheduler.max_model_len)
+    return replace(model, rope_scaling=scaling)
+
+
 def _declare(config: ModelConfig, family: Family, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
     layers = [family.build_layer(config, index, dtype) for index in range(config.num_hidden_layers)]
-    return CausalLM(config, layers, dtype, hidden_dtype)
+    return CausalLM(family.build_frame(config, dtype, hidden_dtype), layers)
 
 
-def _check_names(checkpoint: Checkpoint, weights: dict[str, Weight], config: ModelConfig) -> None:
-    """Refuses a checkpoint whose tensors aren't each used once."""
+def _stored_names(
+    checkpoint: Checkpoint, weights: Mapping[str, Weight], config: ModelConfig, family: Family
+) -> dict[str, str]:
+    """Returns the checkpoint's name of each tensor that the weights need.
+
+    Checkpoints of a bare decoder leave out the prefix. Each of their tensors must be used once.
+
+    Raises:
+      ModelLoadError: A tensor is missing or left over.
+    """
     needed = [name for weight in weights.values() for name in weight.names]
-    present = {name for name in checkpoint.tensor_names() if not name.endswith(_IGNORED_SUFFIXES)}
+    assert len(needed) == len(set(needed)), "a family's weight map uses a tensor twice"
+    stored = {name: name for name in checkpoint.tensor_names() if not family.is_ignored(config, name)}
+    if not any(name.startswith(family.prefix) for name in stored):
+        stored = {family.prefix + name: name for name in stored}
     if config.tie_word_embeddings:
-        present.discard("lm_head.weight")
-    missing, left_over = sorted(set(needed) - present), sorted(present - set(needed))
+        stored.pop("lm_head.weight", None)
+    missing, left_over = sorted(set(needed) - stored.keys()), sorted(stored.keys() - set(needed))
     if missing or left_over:
         what = f"lacks {missing[0]}" if missing else f"has {left_over[0]}, which {config.architecture} doesn't use"
         raise ModelLoadError(
             f"{checkpoint.path}: {what} ({len(missing)} missing and {len(left_over)} left-over tensors); "
             "the file is incomplete or its config belongs to another model"
         )
+    return stored

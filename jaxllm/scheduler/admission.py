@@ -1,10 +1,38 @@
 """What can never run is refused when it is added, with numbers: it would block the queue for ever."""
 
+from jaxllm.config import SchedulerConfig
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.intmath import cdiv
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest, KVCacheInfo
 
 MAX_TOKEN_ID = 2**31 - 1
+
+
+class Admission:
+    """The rules of one engine. The front end asks them before it sends a request, the scheduler before it takes one."""
+
+    def __init__(self, config: SchedulerConfig, kv_info: KVCacheInfo) -> None:
+        self._max_num_seqs = min(config.max_num_seqs, kv_info.max_num_seqs)
+        self._max_model_len = config.max_model_len
+        self._block_size = kv_info.block_size
+        self._num_usable_blocks = kv_info.num_device_blocks - 1  # without the null block
+        self._num_promptable_blocks = self._num_usable_blocks - num_watermark_blocks(config, self._num_usable_blocks)
+
+    def check(self, request: EngineCoreRequest) -> None:
+        """Checks that a request could run, alone if need be.
+
+        Raises:
+          InvalidRequestError: It could not.
+        """
+        check_request(request, self._max_num_seqs, self._max_model_len)
+        check_blocks(
+            request, self._max_model_len, self._block_size, self._num_usable_blocks, self._num_promptable_blocks
+        )
+
+
+def num_watermark_blocks(config: SchedulerConfig, num_usable_blocks: int) -> int:
+    """Returns how many blocks somebody who comes in must leave free."""
+    return int(config.watermark * num_usable_blocks)
 
 
 def check_request(request: EngineCoreRequest, max_num_seqs: int, max_model_len: int) -> None:

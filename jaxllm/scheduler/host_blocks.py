@@ -46,6 +46,11 @@ class HostBlocks:
         self.block_pool: BlockPool | None = None
         self.tables: BlockTables = {}
 
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds; the null block isn't among them."""
+        return max(self.num_blocks - 1, 0) if self.block_pool is None else self.block_pool.num_free_blocks
+
     def take(self, device_tables: BlockTables) -> BlockPairs | None:
         """Makes room for these tables. Returns (device, host) pairs to copy, or None if room is short."""
         if self.block_pool is None and self.num_blocks:

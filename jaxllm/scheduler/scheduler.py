@@ -16,13 +16,13 @@ from jaxllm.messages import (
     SchedulerOutput,
     SchedulerStats,
 )
-from jaxllm.scheduler.admission import check_blocks, check_request
+from jaxllm.scheduler.admission import Admission
 from jaxllm.scheduler.beam_search import Candidate, extend_beam, step_beams
 from jaxllm.scheduler.kv_cache_manager import KVCacheManager
 from jaxllm.scheduler.policy import queue_key
 from jaxllm.scheduler.preemption import Preemption
 from jaxllm.scheduler.request_queue import Queues
-from jaxllm.scheduler.step_builder import StepBuilder, num_watermark_blocks
+from jaxllm.scheduler.step_builder import StepBuilder
 from jaxllm.scheduler.step_news import StepNews, due_prompt_logprobs
 from jaxllm.scheduler.step_plan import StepPlan
 from jaxllm.scheduler.stop_rules import check_stop
@@ -53,9 +53,7 @@ class Scheduler:
         self._step_builder = StepBuilder(
             config, self.max_num_seqs, self.queues, self.kv_cache_manager, self._preemption
         )
-        self._num_promptable_blocks = self.kv_cache_manager.block_pool.num_usable_blocks - num_watermark_blocks(
-            config, self.kv_cache_manager
-        )
+        self._admission = Admission(config, kv_info)
         self._groups: dict[str, SequenceGroup] = {}
         self._seqs: dict[int, Sequence] = {}  # the unfinished ones
         self._num_seqs_made = 0
@@ -72,16 +70,9 @@ class Scheduler:
         """
         if request.request_id in self._groups:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use by a request that still runs")
-        kv = self.kv_cache_manager
-        check_request(request, self.max_num_seqs, self.max_model_len)
-        check_blocks(
-            request,
-            self.max_model_len,
-            kv.block_size,
-            kv.block_pool.num_usable_blocks,
-            self._num_promptable_blocks,
-        )
-        seq = Sequence(self._new_seq_id(), request.request_id, 0, request.prompt_token_ids, kv.block_size)
+        self._admission.check(request)
+        block_size = self.kv_cache_manager.block_size
+        seq = Sequence(self._new_seq_id(), request.request_id, 0, request.prompt_token_ids, block_size)
         if request.cache_salt is not None:
             seq.cache_keys = (("salt", request.cache_salt),)
         group = SequenceGroup(request, seq)
@@ -249,4 +240,5 @@ class Scheduler:
             num_swapped=len(self.queues.swapped),
             num_swapped_out_blocks=self._num_swapped_out_blocks,
             num_swapped_in_blocks=self._num_swapped_in_blocks,
+            num_free_host_blocks=self.kv_cache_manager.host_blocks.num_free_blocks,
         )

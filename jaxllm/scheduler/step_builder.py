@@ -9,6 +9,7 @@ never part of the step already.
 """
 
 from jaxllm.config import SchedulerConfig
+from jaxllm.scheduler.admission import num_watermark_blocks
 from jaxllm.scheduler.kv_cache_manager import Allocation, KVCacheManager
 from jaxllm.scheduler.preemption import Preemption
 from jaxllm.scheduler.prompt_delay import PromptDelay
@@ -41,7 +42,7 @@ class StepBuilder:
         self._queues = queues
         self._kv = kv_cache_manager
         self._preemption = preemption
-        self._num_watermark_blocks = num_watermark_blocks(config, kv_cache_manager)
+        self._num_watermark_blocks = num_watermark_blocks(config, kv_cache_manager.block_pool.num_usable_blocks)
         self.prompt_delay = PromptDelay(config.scheduler_delay_factor)
 
     def build(self, plan: StepPlan, now_s: float) -> None:
@@ -233,8 +234,3 @@ class StepBuilder:
     ) -> None:
         block_ids = None if seq.is_on_worker else self._kv.block_ids(seq.seq_id)
         plan.add(group, seq, num_tokens, allocation, block_ids)
-
-
-def num_watermark_blocks(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> int:
-    """Returns how many blocks somebody who comes in must leave free."""
-    return int(config.watermark * kv_cache_manager.block_pool.num_usable_blocks)

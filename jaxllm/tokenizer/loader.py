@@ -68,11 +68,16 @@ class HuggingFaceTokenizer:
                 f"the prompt must be valid Unicode: half of a surrogate pair stands at character {error.start}",
                 "prompt",
             ) from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # The batch form lets other threads run meanwhile; `encode` would hold them up for seconds on a long text.
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def to_json(self) -> str:
+        """Returns the tokenizer in the form of a tokenizer.json file."""
+        return self._backend.to_str()
 
 
 def _gguf_template(checkpoint: GGUFCheckpoint) -> str | None:

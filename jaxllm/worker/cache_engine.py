@@ -50,7 +50,7 @@ class CacheEngine:
         model = config.model
         self.block_size = block_size_of(config, platform)
         layout = layout_of(config, dtype, platform)
-        bytes_per_block = model.num_hidden_layers * layout.block_bytes
+        bytes_per_block = model.num_hidden_layers * layout.block_bytes // (2 if _is_shared(config, layout) else 1)
         self.num_blocks = _num_blocks(config, self.block_size, bytes_per_block, profile)
         layer = layer_spec(config, mesh, dtype, platform, self.num_blocks)
         self.caches = tuple(
@@ -108,7 +108,8 @@ def layer_spec(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str
     """Returns one layer's cache with jax.ShapeDtypeStruct in place of arrays."""
     layout = layout_of(config, dtype, platform)
     sharding = sharding_for(mesh, _axes_of(layout))
-    specs: Any = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in layout.shapes(num_blocks))
+    shapes = layout.shapes(num_blocks)[: 1 if _is_shared(config, layout) else None]
+    specs: Any = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in shapes)
     return specs
 
 
@@ -121,6 +122,11 @@ def layout_of(config: EngineConfig, dtype: jnp.dtype, platform: str) -> KVLayout
         head_dim=config.model.head_dim,
         dtype=dtype,
     )
+
+
+def _is_shared(config: EngineConfig, layout: KVLayout) -> bool:
+    """Whether one array of the layout's two serves as keys and as values."""
+    return config.model.has_latent_cache and len(layout.block_shapes) == 2
 
 
 def _axes_of(layout: KVLayout) -> tuple[str | None, ...]:

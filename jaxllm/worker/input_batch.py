@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.intmath import cdiv
-from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
+from jaxllm.layers.forward_batch import ForwardBatch, LogitBias, SamplingBatch
 from jaxllm.messages import NewSequence, SchedulerOutput
 from jaxllm.worker.buckets import num_seqs_at, pick_bucket
 
@@ -25,24 +25,36 @@ class PromptPosition(NamedTuple):
     next_token_id: int
 
 
-class StepInputs(NamedTuple):
-    """One step's padded inputs (numpy), and what is needed to trim its outputs.
+class DrawRound(NamedTuple):
+    """Draws that are made together."""
 
-    `draws` names the sequence of each real row of `sampling`, in order.
-    """
+    sampling: SamplingBatch
+    seq_ids: list[int]  # of each real row of `sampling`, in order
+    bias: LogitBias | None  # None where no draw has any
+
+
+class StepInputs(NamedTuple):
+    """One step's padded inputs (numpy), and what is needed to trim its outputs."""
 
     size: int  # the rung T
     batch: ForwardBatch
-    sampling: SamplingBatch
-    draws: list[int]
+    draw_rounds: list[DrawRound]
     prompt_positions: list[PromptPosition]
+
+    @property
+    def draws(self) -> list[int]:
+        """The sequence of each draw, in order."""
+        return [seq_id for draws in self.draw_rounds for seq_id in draws.seq_ids]
 
 
 class InputBatch:
     """Rows of tokens, block tables and sampling parameters, one a live sequence."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, ladder: tuple[int, ...]) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_num_draws: int, max_model_len: int, block_size: int, ladder: tuple[int, ...]
+    ) -> None:
         self._ladder = ladder
+        self._max_num_draws = max_num_draws
         self._max_num_seqs = max_num_seqs
         self._block_size = block_size
         self._last_step_id = -1
@@ -51,6 +63,7 @@ class InputBatch:
         self._num_prompt_logprobs: dict[int, int] = {}  # seq_id -> tokens to report, where asked for
         self._num_logprobs: dict[int, int] = {}
         self._num_candidates: dict[int, int] = {}  # seq_id -> candidates to report, of beams
+        self._biases: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # seq_id -> token ids and values, where there are
         self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self._num_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
@@ -114,9 +127,9 @@ class InputBatch:
         size = pick_bucket(self._ladder, max(int(first[-1]), len(draws)))
         prompt_positions = self._prompt_positions(seq_ids, rows, starts, counts, first)
         batch = self._forward_batch(size, rows, starts, counts, first)
-        sampling = self._sampling_batch(size, rows, first, draws)
+        draw_rounds = self._draw_rounds(size, seq_ids, rows, first, draws)
         self._num_computed[rows] += counts
-        return StepInputs(size, batch, sampling, [seq_ids[index] for index in draws.tolist()], prompt_positions)
+        return StepInputs(size, batch, draw_rounds, prompt_positions)
 
     def _forward_batch(
         self, size: int, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray
@@ -138,16 +151,28 @@ class InputBatch:
             query_start_loc=_pad(first, padded_seqs + 1, fill=num_tokens),
         )
 
-    def _sampling_batch(self, size: int, rows: np.ndarray, first: np.ndarray, draws: np.ndarray) -> SamplingBatch:
-        padded = num_seqs_at(size, self._max_num_seqs)
-        draw_rows = rows[draws]
+    def _draw_rounds(
+        self, size: int, seq_ids: list[int], rows: np.ndarray, first: np.ndarray, draws: np.ndarray
+    ) -> list[DrawRound]:
+        padded = num_seqs_at(size, self._max_num_draws)
         # Draw i of a sequence uses its seed + i; sums wrap around at 64 bits.
-        seeds = self._seeds[draw_rows] + (np.arange(len(draws)) - np.searchsorted(draws, draws)).astype(np.uint64)
+        seeds = self._seeds[rows[draws]] + (np.arange(len(draws)) - np.searchsorted(draws, draws)).astype(np.uint64)
+        rounds = []
+        for start in range(0, len(draws), padded):
+            mine = draws[start : start + padded]
+            drawn = [seq_ids[index] for index in mine.tolist()]
+            sampling = self._sampling_batch(padded, rows[mine], first[mine + 1] - 1, seeds[start : start + padded])
+            rounds.append(DrawRound(sampling, drawn, self._logit_bias(drawn)))
+        return rounds
+
+    def _sampling_batch(
+        self, padded: int, draw_rows: np.ndarray, logits_indices: np.ndarray, seeds: np.ndarray
+    ) -> SamplingBatch:
         halves = np.zeros((padded, 2), np.uint32)
-        halves[: len(draws), 0] = seeds >> np.uint64(32)
-        halves[: len(draws), 1] = seeds & np.uint64(0xFFFFFFFF)
+        halves[: len(seeds), 0] = seeds >> np.uint64(32)
+        halves[: len(seeds), 1] = seeds & np.uint64(0xFFFFFFFF)
         return SamplingBatch(
-            logits_indices=_pad(first[draws + 1] - 1, padded),
+            logits_indices=_pad(logits_indices, padded),
             temperature=_pad(self._temperature[draw_rows], padded),
             top_k=_pad(self._top_k[draw_rows], padded),
             top_p=_pad(self._top_p[draw_rows], padded, fill=1),
@@ -155,6 +180,16 @@ class InputBatch:
             seeds=halves,
             positions=_pad(self._num_tokens[draw_rows], padded),
         )
+
+    def _logit_bias(self, draws: list[int]) -> LogitBias | None:
+        if not self._biases:
+            return None
+        found = [(row, *self._biases[seq_id]) for row, seq_id in enumerate(draws) if seq_id in self._biases]
+        if not found:
+            return None
+        rows, token_ids, values = zip(*found, strict=True)
+        counts = [len(ids) for ids in token_ids]
+        return LogitBias(np.repeat(np.array(rows, np.int32), counts), np.concatenate(token_ids), np.concatenate(values))
 
     def _prompt_positions(
         self, seq_ids: list[int], rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray
@@ -184,6 +219,9 @@ class InputBatch:
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seeds[row] = sequence.seed & _MASK_64
+        if params.logit_bias:
+            ids, values = list(params.logit_bias), list(params.logit_bias.values())
+            self._biases[sequence.seq_id] = np.array(ids, np.int32), np.array(values, np.float32)
         if params.use_beam_search:
             self._num_candidates[sequence.seq_id] = max(2 * params.beam_width, params.logprobs or 0)
         elif params.logprobs is not None:
@@ -198,6 +236,7 @@ class InputBatch:
         self._num_logprobs.pop(seq_id, None)
         self._num_candidates.pop(seq_id, None)
         self._num_prompt_logprobs.pop(seq_id, None)
+        self._biases.pop(seq_id, None)
 
 
 def _append(table: np.ndarray, lens: np.ndarray, rows: np.ndarray, values: list[list[int]]) -> None:

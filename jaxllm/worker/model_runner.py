@@ -7,12 +7,14 @@ import jax
 import numpy as np
 
 from jaxllm.layers.attention import LayerCache
+from jaxllm.layers.forward_batch import LogitBias
 from jaxllm.layers.sampler import ScoredTokens
 from jaxllm.messages import BeamCandidates, ModelRunnerOutput, SampledToken, SchedulerOutput, TokenLogprobs
 from jaxllm.worker.buckets import num_seqs_at
 from jaxllm.worker.cache_engine import CacheEngine
-from jaxllm.worker.input_batch import InputBatch, PromptPosition, StepInputs
-from jaxllm.worker.programs import CompiledPrograms
+from jaxllm.worker.compile_counter import CompileCounter
+from jaxllm.worker.input_batch import DrawRound, InputBatch, PromptPosition, StepInputs
+from jaxllm.worker.programs import BIAS_BATCH, CompiledPrograms
 from jaxllm.worker.step_fn import StepModel
 
 
@@ -25,13 +27,15 @@ class ModelRunner:
         cache_engine: CacheEngine,
         input_batch: InputBatch,
         programs: CompiledPrograms,
-        max_num_seqs: int,
+        max_num_draws: int,
+        compile_counter: CompileCounter,
     ) -> None:
         self._model = model
+        self._compile_counter = compile_counter
         self._cache_engine = cache_engine
         self._input_batch = input_batch
         self._programs = programs
-        self._max_num_seqs = max_num_seqs
+        self._max_num_draws = max_num_draws
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Computes the step's tokens, writes their keys and values, and draws what is due."""
@@ -41,13 +45,17 @@ class ModelRunner:
         self._cache_engine.copy(step.blocks_to_copy, self._programs)
         inputs = self._input_batch.to_forward_batch(step)
         hidden = self._forward(inputs)
-        sampled, candidates = self._sample(inputs, hidden) if inputs.draws else ({}, {})
-        return ModelRunnerOutput(sampled, self._score_prompts(inputs, hidden), candidates)
+        sampled: dict[int, list[SampledToken]] = {}
+        candidates: dict[int, BeamCandidates] = {}
+        for draws in inputs.draw_rounds:
+            self._sample(inputs.size, hidden, draws, sampled, candidates)
+        prompt_logprobs = self._score_prompts(inputs, hidden)
+        return ModelRunnerOutput(sampled, prompt_logprobs, candidates, inputs.size, self._compile_counter.num_compiles)
 
     def _forward(self, inputs: StepInputs) -> jax.Array:
         """Returns the last layer's output [T, M]."""
         batch = jax.device_put(inputs.batch)
-        hidden = self._programs("embed", inputs.size, self._model.frame, batch.token_ids)
+        hidden = self._programs("embed", inputs.size, self._model.frame, batch.token_ids, batch.positions)
         caches = self._cache_engine.caches
         updated: list[LayerCache] = []
         for segment in self._model.segments:
@@ -58,33 +66,44 @@ class ModelRunner:
         return hidden
 
     def _sample(
-        self, inputs: StepInputs, hidden: jax.Array
-    ) -> tuple[dict[int, list[SampledToken]], dict[int, BeamCandidates]]:
-        """Returns the draws of the sequences that draw, and the candidates of those that are beams."""
-        sampling = jax.device_put(inputs.sampling)
-        logits = self._logits(inputs.size, hidden, sampling.logits_indices)
+        self,
+        num_tokens: int,
+        hidden: jax.Array,
+        draws: DrawRound,
+        sampled: dict[int, list[SampledToken]],
+        candidates: dict[int, BeamCandidates],
+    ) -> None:
+        """Adds a round's draws of the sequences that draw, and its candidates of those that are beams."""
+        sampling = jax.device_put(draws.sampling)
+        logits = self._logits(num_tokens, hidden, sampling.logits_indices)
         size = logits.shape[0]
-        chosen = self._programs("sample", size, logits, sampling)
-        token_ids = np.asarray(chosen).tolist()[: len(inputs.draws)]  # rows past the draws are padding
-        num_logprobs = [self._input_batch.num_logprobs(seq_id) for seq_id in inputs.draws]
-        num_candidates = [self._input_batch.num_candidates(seq_id) for seq_id in inputs.draws]
+        chosen = self._programs("sample", size, self._with_bias(logits, draws.bias), sampling)
+        token_ids = np.asarray(chosen).tolist()[: len(draws.seq_ids)]  # rows past the draws are padding
+        num_logprobs = [self._input_batch.num_logprobs(seq_id) for seq_id in draws.seq_ids]
+        num_candidates = [self._input_batch.num_candidates(seq_id) for seq_id in draws.seq_ids]
         scored: Any = None
         if any(num is not None for num in num_logprobs + num_candidates):
             scored = jax.device_get(self._programs("score", size, logits, chosen))
-        sampled: dict[int, list[SampledToken]] = {}
-        candidates: dict[int, BeamCandidates] = {}
-        for row, (seq_id, token_id) in enumerate(zip(inputs.draws, token_ids, strict=True)):
+        for row, (seq_id, token_id) in enumerate(zip(draws.seq_ids, token_ids, strict=True)):
             num, num_beam = num_logprobs[row], num_candidates[row]
             if num_beam is not None:
                 candidates[seq_id] = _beam_candidates(scored, row, num_beam)
             else:
                 token = SampledToken(token_id, None if num is None else _token_logprobs(scored, row, num))
                 sampled.setdefault(seq_id, []).append(token)
-        return sampled, candidates
+
+    def _with_bias(self, logits: jax.Array, bias: LogitBias | None) -> jax.Array:
+        """Returns logits to draw from; the given ones stay as they are."""
+        if bias is None:
+            return logits
+        for first in range(0, len(bias.rows), BIAS_BATCH):
+            columns = [jax.device_put(_padded(column[first : first + BIAS_BATCH], BIAS_BATCH)) for column in bias]
+            logits = self._programs("add_bias", logits.shape[0], logits, *columns)
+        return logits
 
     def _score_prompts(self, inputs: StepInputs, hidden: jax.Array) -> dict[int, list[TokenLogprobs]]:
-        """Scores prompt tokens, as many at a time as the step has rows for draws."""
-        size = num_seqs_at(inputs.size, self._max_num_seqs)
+        """Scores prompt tokens, as many at a time as a round of draws has rows."""
+        size = num_seqs_at(inputs.size, self._max_num_draws)
         scores: dict[int, list[TokenLogprobs]] = {}
         positions = inputs.prompt_positions
         for first in range(0, len(positions), size):
@@ -106,6 +125,12 @@ class ModelRunner:
 
     def _logits(self, size: int, hidden: jax.Array, indices: jax.Array) -> jax.Array:
         return self._programs("logits", size, self._model.frame, hidden, indices)
+
+
+def _padded(values: np.ndarray, size: int) -> np.ndarray:
+    padded = np.zeros(size, values.dtype)
+    padded[: len(values)] = values
+    return padded
 
 
 def _token_logprobs(scored: ScoredTokens, row: int, num_top: int) -> TokenLogprobs:

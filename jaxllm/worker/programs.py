@@ -1,6 +1,7 @@
 """The list of every program that a worker compiles, and the only place that compiles one.
 
-    embed[T] · layers_<kind>[T] · logits[T] · sample[R] · score[R] · copy_blocks · gather_blocks · scatter_blocks
+    embed[T] · layers_<kind>[T] · logits[T] · sample[R] · score[R] · add_bias[R]
+    copy_blocks · gather_blocks · scatter_blocks
 
 After warm-up a call with any other shape is an error that names it, never a silent compile.
 """
@@ -17,8 +18,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.layers.attention import LayerCache
 from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
 from jaxllm.worker.buckets import num_seqs_at
-from jaxllm.worker.step_fn import StepModel, copy_cache_blocks, gather_cache_blocks, sample, scatter_cache_blocks, score
+from jaxllm.worker.step_fn import (
+    StepModel,
+    add_bias,
+    copy_cache_blocks,
+    gather_cache_blocks,
+    sample,
+    scatter_cache_blocks,
+    score,
+)
 
+BIAS_BATCH = 512  # single logits that one call of add_bias changes
 COPY_BATCH = 16  # blocks that one call of copy_blocks, gather_blocks or scatter_blocks moves
 
 
@@ -28,7 +38,8 @@ class ProgramShapes:
 
     Attributes:
       ladder: Padded token counts T.
-      max_num_seqs: Most sequences and draws of a step.
+      max_num_seqs: Most sequences of a step.
+      max_num_draws: Most draws of a round.
       blocks_per_seq: Width B of the block tables.
       vocab_size: Width V of the logits.
       hidden_size: M.
@@ -37,6 +48,7 @@ class ProgramShapes:
 
     ladder: tuple[int, ...]
     max_num_seqs: int
+    max_num_draws: int
     blocks_per_seq: int
     vocab_size: int
     hidden_size: int
@@ -44,8 +56,8 @@ class ProgramShapes:
 
     @property
     def draw_ladder(self) -> tuple[int, ...]:
-        """Padded draw counts R, one for each distinct number of sequences."""
-        return tuple(sorted({num_seqs_at(rung, self.max_num_seqs) for rung in self.ladder}))
+        """Padded draw counts R."""
+        return tuple(sorted({num_seqs_at(rung, self.max_num_draws) for rung in self.ladder}))
 
 
 @dataclass(frozen=True)
@@ -87,8 +99,8 @@ def list_programs(model: StepModel, cache: LayerCache, shapes: ProgramShapes, me
     programs = []
     for size in shapes.ladder:
         hidden = spec.array((size, shapes.hidden_size), shapes.dtype)
-        num_draws = num_seqs_at(size, shapes.max_num_seqs)
-        programs.append(Program("embed", size, model.embed, (frame, spec.ints(size))))
+        num_draws = num_seqs_at(size, shapes.max_num_draws)
+        programs.append(Program("embed", size, model.embed, (frame, spec.ints(size), spec.ints(size))))
         for kind, segment in by_kind.items():
             arguments = (
                 jax.tree.map(_like, segment.weights),
@@ -102,6 +114,10 @@ def list_programs(model: StepModel, cache: LayerCache, shapes: ProgramShapes, me
         logits = spec.array((size, shapes.vocab_size), jnp.float32)
         programs.append(Program("sample", size, sample, (logits, spec.sampling_batch(size))))
         programs.append(Program("score", size, score, (logits, spec.ints(size))))
+        values = spec.array((BIAS_BATCH,), np.float32)
+        programs.append(
+            Program("add_bias", size, add_bias, (logits, spec.ints(BIAS_BATCH), spec.ints(BIAS_BATCH), values))
+        )
     blocks = spec.ints(COPY_BATCH)
     programs.append(Program("copy_blocks", COPY_BATCH, copy_cache_blocks, (cache_spec, blocks, blocks), donated=(0,)))
     programs.append(Program("gather_blocks", COPY_BATCH, gather_cache_blocks, (cache_spec, blocks)))

@@ -41,14 +41,14 @@ class StepModel(NamedTuple):
     Attributes:
       frame: Weights of the embedding, last norm and logits.
       segments: The layers in order.
-      embed: (frame, token_ids [T]) -> hidden [T, M].
+      embed: (frame, token_ids [T], positions [T]) -> hidden [T, M].
       run_layers: For each kind, (weights, hidden [T, M], batch, caches) -> (hidden [T, M], caches).
       logits: (frame, hidden [T, M], indices [R]) -> float32 logits [R, V].
     """
 
     frame: Weights
     segments: tuple[Segment, ...]
-    embed: Callable[[Weights, jax.Array], jax.Array]
+    embed: Callable[[Weights, jax.Array, jax.Array], jax.Array]
     run_layers: tuple[LayerRunner, ...]
     logits: Callable[[Weights, jax.Array, jax.Array], jax.Array]
 
@@ -75,8 +75,8 @@ def split_model(model: CausalLM, layers_per_segment: int) -> StepModel:
             run_layers.append(_layer_runner(graph_def, tree))
         segments.append(Segment(kinds[graph_def], tuple(weights), len(group)))
 
-    def embed(weights: Weights, token_ids: jax.Array) -> jax.Array:
-        return _merge(frame_def, frame_tree, weights).hidden(token_ids)
+    def embed(weights: Weights, token_ids: jax.Array, positions: jax.Array) -> jax.Array:
+        return _merge(frame_def, frame_tree, weights).hidden(token_ids, positions)
 
     def logits(weights: Weights, hidden: jax.Array, indices: jax.Array) -> jax.Array:
         return _merge(frame_def, frame_tree, weights).logits(hidden[indices])
@@ -94,6 +94,12 @@ def score(logits: jax.Array, token_ids: jax.Array) -> sampler.ScoredTokens:
     """Scores token_ids: [R] under logits: [R, V], with the NUM_TOP most likely tokens beside them."""
     with jax.named_scope("score"):
         return sampler.score(logits, token_ids, min(NUM_TOP, logits.shape[-1]))
+
+
+def add_bias(logits: jax.Array, rows: jax.Array, token_ids: jax.Array, values: jax.Array) -> jax.Array:
+    """Adds values: [C] to the logits: [R, V] of rows: [C] and token_ids: [C]."""
+    with jax.named_scope("add_bias"):
+        return sampler.add_bias(logits, rows, token_ids, values)
 
 
 def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.Array) -> LayerCache:

@@ -47,7 +47,7 @@ def compile_programs(programs: Sequence[Program]) -> CompiledPrograms:
         for future in as_completed(futures):
             program = futures[future]
             compiled[program.name, program.size] = future.result()
-            bar.set_postfix_str(f"{program.name}[{program.size}]", refresh=False)
+            bar.set_postfix_str(f"{program.name}[{program.size}]")
             bar.update(1)
     _logger.info("%d programs ready in %.1f s", len(programs), perf_counter() - start)
     return CompiledPrograms(compiled)

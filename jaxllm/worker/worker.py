@@ -7,14 +7,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm.config import EngineConfig
-from jaxllm.exceptions import ConfigError
+from jaxllm.exceptions import ConfigError, DeviceError
 from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
 from jaxllm.model_loader.loader import load_model
-from jaxllm.worker.buckets import pick_bucket, token_ladder
+from jaxllm.worker.buckets import max_num_draws, pick_bucket, token_ladder
 from jaxllm.worker.cache_engine import CacheEngine, block_size_of, layer_spec, needs_profile
+from jaxllm.worker.compile_counter import CompileCounter
 from jaxllm.worker.input_batch import InputBatch
 from jaxllm.worker.memory_profile import MemoryProfile, dummy_batch_lens
 from jaxllm.worker.model_runner import ModelRunner
@@ -45,10 +46,17 @@ class Worker:
         Raises:
           ModelLoadError: The checkpoint is damaged or doesn't fit its config.
           ConfigError: The KV cache doesn't fit in memory, or its block tables not in a TPU's.
+          DeviceError: A device is absent, held by another process, or out of memory.
         """
-        config, scheduler = self._config, self._config.scheduler
         enable_compile_cache()
-        platform = jax.default_backend()
+        platform = _platform()
+        try:
+            return self._initialize(platform)
+        except jax.errors.JaxRuntimeError as error:
+            raise DeviceError(f"the device failed while the model was loaded: {_first_line(error)}") from error
+
+    def _initialize(self, platform: str) -> KVCacheInfo:
+        config, scheduler = self._config, self._config.scheduler
         mesh = make_mesh(jax.local_devices()[:1])
         dtype = _compute_dtype(config.dtype, platform)
         # XLA:CPU computes element by element in float32 anyway; converting back and forth would cost more.
@@ -62,6 +70,7 @@ class Worker:
         shapes = ProgramShapes(
             ladder=ladder,
             max_num_seqs=scheduler.max_num_seqs,
+            max_num_draws=max_num_draws(scheduler.max_num_seqs, platform),
             blocks_per_seq=cdiv(scheduler.max_model_len, block_size_of(config, platform)),
             vocab_size=config.model.vocab_size,
             hidden_size=config.model.hidden_size,
@@ -73,15 +82,21 @@ class Worker:
             layer = layer_spec(config, mesh, hidden_dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
             profile = _profile_memory(config, model, layer, shapes, mesh)
         cache_engine = CacheEngine(config, mesh, hidden_dtype, platform, profile)
-        programs = compile_programs(list_programs(model, cache_engine.caches[0], shapes, mesh))
-        input_batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache_engine.block_size, ladder)
-        self._model_runner = ModelRunner(model, cache_engine, input_batch, programs, scheduler.max_num_seqs)
+        all_programs = list_programs(model, cache_engine.caches[0], shapes, mesh)
+        programs = compile_programs(all_programs)
+        input_batch = InputBatch(
+            scheduler.max_num_seqs, shapes.max_num_draws, scheduler.max_model_len, cache_engine.block_size, ladder
+        )
+        self._model_runner = ModelRunner(
+            model, cache_engine, input_batch, programs, shapes.max_num_draws, CompileCounter()
+        )
         return KVCacheInfo(
             cache_engine.num_blocks,
             cache_engine.block_size,
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
             cache_engine.num_host_blocks,
+            len(all_programs),
         )
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -126,6 +141,19 @@ def _profile_memory(
         weight_bytes=used_bytes,
         activation_bytes=num_activation_bytes,
     )
+
+
+def _platform() -> str:
+    try:
+        return jax.default_backend()
+    except (RuntimeError, AssertionError) as error:  # the second is what JAX raises where a plug-in is missing
+        wanted = jax.config.values.get("jax_platforms")
+        asked = f" with JAX_PLATFORMS={wanted}" if wanted else ""
+        raise DeviceError(f"no device can be used{asked}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def _device_memory() -> tuple[int, int]:

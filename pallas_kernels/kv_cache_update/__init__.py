@@ -22,7 +22,8 @@ def kv_cache_update(
     """Writes one row of keys and of values a token. In place where the caller donates the cache.
 
     Args:
-      kv: One layer's cache in the backend's pallas_kernels.paged_attention.KVLayout.
+      kv: One layer's cache in the backend's pallas_kernels.paged_attention.KVLayout. Where values are keys too, the
+        split layout's second array may be missing.
       k: [T, K, D] rows to write, divided by k_scale and converted to the cache's dtype as quantize_kv says.
       v: [T, K, D], the same with v_scale.
       slots: [T] int32, block id * P + offset. Real tokens have distinct slots, and tokens of one block stand together
@@ -40,7 +41,7 @@ def kv_cache_update(
         from pallas_kernels.kv_cache_update.tpu import write_planes
 
         return (write_planes(kv[0], pack_planes(k[:, None], v[:, None])[:, :, 0], slots),)
-    return _write_rows(kv[0], k, slots), _write_rows(kv[1], v, slots)
+    return tuple(_write_rows(array, rows, slots) for array, rows in zip(kv, (k, v), strict=False))
 
 
 def quantize_kv(rows: jax.Array, scale: float, dtype: jnp.dtype) -> jax.Array:
@@ -79,6 +80,6 @@ def copy_blocks(
 
 def _write_rows(cache: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
     """Writes new: [T, K, D] into cache: [N, P, K, D]."""
-    num_blocks, block_size, num_kv_heads, head_dim = cache.shape
-    rows = cache.reshape(num_blocks * block_size, num_kv_heads, head_dim)
-    return rows.at[slots].set(new, mode="promise_in_bounds").reshape(cache.shape)
+    # Not reshaped to rows: with one head XLA:CPU would lay those out anew and copy the whole cache.
+    blocks, offsets = jnp.divmod(slots, cache.shape[1])
+    return cache.at[blocks, offsets].set(new, mode="promise_in_bounds")

@@ -23,8 +23,18 @@ class _Tiling(NamedTuple):
     chunk: int  # context tokens gathered at a time for one tile
 
 
-# Small tiles waste less on short queries, large ones make better matrix products of long ones.
-TILINGS = (_Tiling(2, 16, 32), _Tiling(33, 64, 128))
+# Small tiles waste less on short queries, large ones make better matrix products of long ones. A step that is too
+# small for a tiling is compiled without it.
+TILINGS = (_Tiling(2, 16, 32), _Tiling(257, 64, 128))
+
+
+class _Options(NamedTuple):
+    """What paged_attention's keywords say."""
+
+    scale: float  # the keys' own scale in it
+    window: int | None
+    soft_cap: float | None
+    sinks: jax.Array | None  # [H]
 
 
 class _Softmax(NamedTuple):
@@ -44,18 +54,26 @@ def paged_attention_xla(
     query_start_loc: jax.Array,
     *,
     scale: float,
+    sliding_window: int | None = None,
+    logit_soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> jax.Array:
     """See pallas_kernels.paged_attention.paged_attention."""
+    options = _Options(scale * k_scale, sliding_window, logit_soft_cap, sinks)
     query_lens = query_start_loc[1:] - query_start_loc[:-1]  # [S]
-    out = jnp.zeros(q.shape, v_cache.dtype)
-    for index, tiling in enumerate(TILINGS):
-        is_next = query_lens >= TILINGS[index + 1].min_queries if index + 1 < len(TILINGS) else False
-        tiled_lens = jnp.where((query_lens >= tiling.min_queries) & ~jnp.asarray(is_next), query_lens, 0)
-        out = _prefill(out, q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, tiled_lens, tiling, scale)
+    out = jnp.zeros(q.shape, q.dtype)
+    tilings = [tiling for tiling in TILINGS if tiling.min_queries <= q.shape[0]]
+    ends = [tiling.min_queries for tiling in tilings[1:]] + [q.shape[0] + 1]
+    for tiling, end in zip(tilings, ends, strict=True):
+        tiled_lens = jnp.where((query_lens >= tiling.min_queries) & (query_lens < end), query_lens, 0)
+        out = _prefill(out, q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, tiled_lens, tiling, options)
     first = query_start_loc[:-1]
     is_single = query_lens == 1
-    decoded = _decode(q[first], k_cache, v_cache, block_tables, jnp.where(is_single, seq_lens, 0), scale)
-    return out.at[jnp.where(is_single, first, q.shape[0])].set(decoded, mode="drop")
+    decoded = _decode(q[first], k_cache, v_cache, block_tables, jnp.where(is_single, seq_lens, 0), options)
+    out = out.at[jnp.where(is_single, first, q.shape[0])].set(decoded, mode="drop")
+    return out if v_scale == 1.0 else out * v_scale
 
 
 def _decode(
@@ -64,7 +82,7 @@ def _decode(
     v_cache: jax.Array,  # [N, P, K, D]
     block_tables: jax.Array,  # [S, B]
     seq_lens: jax.Array,  # [S], 0 where there is nothing to do
-    scale: float,
+    options: _Options,
 ) -> jax.Array:
     """Attention of one query a sequence, DECODE_GROUP sequences at a time, each group as far as its longest."""
     num_seqs, num_heads, head_dim = q.shape
@@ -73,7 +91,7 @@ def _decode(
     size = min(DECODE_GROUP, num_seqs)
     padding = -num_seqs % size
     tables, lens = jnp.pad(tables, ((0, padding), (0, 0))), jnp.pad(seq_lens, (0, padding))
-    q = jnp.pad(q * scale, ((0, padding), (0, 0), (0, 0))).reshape(
+    q = jnp.pad(q * options.scale, ((0, padding), (0, 0), (0, 0))).reshape(
         -1, num_kv_heads, num_heads // num_kv_heads, head_dim
     )
 
@@ -81,22 +99,27 @@ def _decode(
         first = index * size
         queries = jax.lax.dynamic_slice_in_dim(q, first, size)  # [size, K, G, D]
         group_lens = jax.lax.dynamic_slice_in_dim(lens, first, size)
+        starts = _window_starts(group_lens - 1, options.window)  # [size], first position that each query sees
 
         def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice(tables, (first, chunk * blocks_per_chunk), (size, blocks_per_chunk))
-            k, v = _gather(k_cache, ids), _gather(v_cache, ids)  # [size, C, K, D]
+            k, v = _gather(k_cache, ids, q.dtype), _gather(v_cache, ids, q.dtype)  # [size, C, K, D]
             scores = jnp.einsum("skgd,sckd->skgc", queries, k, preferred_element_type=jnp.float32)
+            scores = _capped(scores, options.soft_cap)
             context = chunk * chunk_len + jnp.arange(chunk_len)
             visible = context[None, :] < group_lens[:, None]  # [size, C]
-            values = jnp.where(visible[:, :, None, None], v, 0)  # what lies past the end may be NaN
-            return _softmax_step(state, scores, visible[:, None, None, :], "skgc,sckd->skgd", values)
+            if options.window is not None:
+                visible &= context[None, :] >= starts[:, None]
+            return _softmax_step(state, scores, visible[:, None, None, :], "skgc,sckd->skgd", _finite(v))
 
         num_chunks = (jnp.max(group_lens) + chunk_len - 1) // chunk_len
-        state = jax.lax.fori_loop(0, num_chunks, step, _softmax_start(queries.shape))
+        first_chunk = jnp.min(jnp.where(group_lens > 0, starts, jnp.max(starts))) // chunk_len
+        sinks = _sinks_like(options.sinks, (num_kv_heads, num_heads // num_kv_heads, 1))
+        state = jax.lax.fori_loop(first_chunk, num_chunks, step, _softmax_start(queries.shape, sinks))
         return jax.lax.dynamic_update_slice_in_dim(out, _softmax_end(state).astype(out.dtype), first, axis=0)
 
     num_groups = q.shape[0] // size
-    out = jax.lax.fori_loop(0, num_groups, group, jnp.zeros(q.shape, v_cache.dtype))
+    out = jax.lax.fori_loop(0, num_groups, group, jnp.zeros(q.shape, q.dtype))
     return out[:num_seqs].reshape(num_seqs, num_heads, head_dim)
 
 
@@ -110,7 +133,7 @@ def _prefill(
     query_start_loc: jax.Array,  # [S + 1]
     query_lens: jax.Array,  # [S], 0 where there is nothing to do
     tiling: _Tiling,
-    scale: float,
+    options: _Options,
 ) -> jax.Array:
     """Attention of sequences with several tokens, one tile after another. Returns `out` with their rows filled in."""
     num_tokens, num_heads, head_dim = q.shape
@@ -119,30 +142,34 @@ def _prefill(
     num_tiles = (query_lens + size - 1) // size  # [S]
     last_tile = jnp.cumsum(num_tiles)
     grouped = (-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    q = jnp.pad(q * scale, ((0, size), (0, 0), (0, 0))).reshape(grouped)  # the last tile may reach past the end
+    q = jnp.pad(q * options.scale, ((0, size), (0, 0), (0, 0))).reshape(grouped)  # the last tile may reach past the end
     offsets = jnp.arange(size)
 
     def tile(index: jax.Array, out: jax.Array) -> jax.Array:
-        seq = jnp.searchsorted(last_tile, index, side="right")
+        seq = jnp.sum(last_tile <= index)  # tiles before `index` belong to earlier sequences
         offset = (index - (last_tile[seq] - num_tiles[seq])) * size  # in the sequence's queries
         start = query_start_loc[seq] + offset
         position = seq_lens[seq] - query_lens[seq] + offset  # of the tile's first token in its sequence
         num_valid = jnp.minimum(query_lens[seq] - offset, size)
         queries = jax.lax.dynamic_slice_in_dim(q, start, size)  # [Q, K, G, D]
         context_len = position + num_valid
+        starts = _window_starts(position + offsets, options.window)  # [Q], first position that each query sees
 
         def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice(tables, (seq, chunk * blocks_per_chunk), (1, blocks_per_chunk))[0]
-            k, v = _gather(k_cache, ids), _gather(v_cache, ids)  # [C, K, D]
+            k, v = _gather(k_cache, ids, q.dtype), _gather(v_cache, ids, q.dtype)  # [C, K, D]
             scores = jnp.einsum("qkgd,ckd->kgqc", queries, k, preferred_element_type=jnp.float32)
+            scores = _capped(scores, options.soft_cap)
             context = chunk * chunk_len + jnp.arange(chunk_len)
             visible = context[None, :] <= (position + offsets)[:, None]  # [Q, C]
-            values = jnp.where((context < context_len)[:, None, None], v, 0)
-            return _softmax_step(state, scores, visible[None, None], "kgqc,ckd->kgqd", values)
+            if options.window is not None:
+                visible &= context[None, :] >= starts[:, None]
+            return _softmax_step(state, scores, visible[None, None], "kgqc,ckd->kgqd", _finite(v))
 
         num_chunks = (context_len + chunk_len - 1) // chunk_len
         shape = (num_kv_heads, num_heads // num_kv_heads, size, head_dim)
-        state = jax.lax.fori_loop(0, num_chunks, step, _softmax_start(shape))
+        sinks = _sinks_like(options.sinks, (num_kv_heads, num_heads // num_kv_heads, 1, 1))
+        state = jax.lax.fori_loop(starts[0] // chunk_len, num_chunks, step, _softmax_start(shape, sinks))
         result = _softmax_end(state).transpose(2, 0, 1, 3).astype(out.dtype)  # [Q, K, G, D]
         before = jax.lax.dynamic_slice_in_dim(out, start, size)
         kept = jnp.where((offsets < num_valid)[:, None, None, None], result, before)
@@ -153,11 +180,25 @@ def _prefill(
     return out[:num_tokens].reshape(num_tokens, num_heads, head_dim)
 
 
-def _gather(cache: jax.Array, ids: jax.Array) -> jax.Array:
-    """Returns the tokens of blocks ids: [..., b] as [..., b * P, K, D]."""
+def _gather(cache: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Returns the tokens of blocks ids: [..., b] as [..., b * P, K, D] in `dtype`."""
     num_blocks, block_size, num_kv_heads, head_dim = cache.shape
+    is_bfloat16 = cache.dtype == jnp.bfloat16
+    if is_bfloat16:  # XLA:CPU gathers bfloat16 by widening the whole cache first; its bits it leaves alone
+        cache = jax.lax.bitcast_convert_type(cache, jnp.uint16)
     blocks = cache.reshape(num_blocks, -1).at[ids].get(mode="promise_in_bounds")
-    return blocks.reshape(*ids.shape[:-1], ids.shape[-1] * block_size, num_kv_heads, head_dim)
+    if is_bfloat16:
+        blocks = jax.lax.bitcast_convert_type(blocks.astype(jnp.uint32) << 16, jnp.float32)
+    blocks = blocks.reshape(*ids.shape[:-1], ids.shape[-1] * block_size, num_kv_heads, head_dim)
+    return blocks.astype(dtype)
+
+
+def _finite(values: jax.Array) -> jax.Array:
+    """Returns values with 0 for what isn't finite: what lies past a sequence's end weighs 0, and 0 * NaN is NaN.
+
+    A mask made from positions would do as well, but XLA:CPU doesn't vectorize a gather with one: half as fast.
+    """
+    return jnp.where(jnp.abs(values) < jnp.inf, values, 0)
 
 
 def _pad_tables(block_tables: jax.Array, block_size: int, chunk_len: int) -> tuple[jax.Array, int, int]:
@@ -167,16 +208,34 @@ def _pad_tables(block_tables: jax.Array, block_size: int, chunk_len: int) -> tup
     return jnp.pad(block_tables, ((0, 0), (0, padding))), blocks_per_chunk, blocks_per_chunk * block_size
 
 
-def _softmax_start(shape: tuple[int, ...]) -> _Softmax:
+def _window_starts(positions: jax.Array, window: int | None) -> jax.Array:
+    """Returns the first position that the query at each position sees."""
+    return jnp.zeros_like(positions) if window is None else jnp.maximum(positions - (window - 1), 0)
+
+
+def _capped(scores: jax.Array, soft_cap: float | None) -> jax.Array:
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
+
+
+def _sinks_like(sinks: jax.Array | None, shape: tuple[int, ...]) -> jax.Array | None:
+    return None if sinks is None else sinks.astype(jnp.float32).reshape(shape)
+
+
+def _softmax_start(shape: tuple[int, ...], sinks: jax.Array | None) -> _Softmax:
+    """Starts empty, or with a logit without a value: sinks broadcastable to [..., 1]."""
     column = (*shape[:-1], 1)
+    weighted = jnp.zeros(shape, jnp.float32)
+    if sinks is not None:
+        return _Softmax(jnp.broadcast_to(sinks, column), jnp.ones(column, jnp.float32), weighted)
     lowest = jnp.full(column, jnp.finfo(jnp.float32).min, jnp.float32)
-    return _Softmax(lowest, jnp.zeros(column, jnp.float32), jnp.zeros(shape, jnp.float32))
+    return _Softmax(lowest, jnp.zeros(column, jnp.float32), weighted)
 
 
 def _softmax_step(state: _Softmax, scores: jax.Array, visible: jax.Array, einsum: str, values: jax.Array) -> _Softmax:
     """Adds one chunk: scores [..., C], visible broadcastable to it, values as the einsum says.
 
-    A row that sees nothing at all weighs everything alike: its values must be zero, or nobody may read it.
+    A row that has seen nothing yet weighs everything alike; the first score that it sees wipes that out. A row that
+    never sees anything must have zero values, or nobody may read it.
     """
     scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1, keepdims=True))

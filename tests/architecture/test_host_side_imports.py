@@ -11,8 +11,12 @@ HOST_MODULES = (
     "jaxllm",
     "jaxllm.entrypoints.llm",
     "jaxllm.engine.llm_engine",
+    "jaxllm.engine.async_llm_engine",
+    "jaxllm.engine.engine_core_proc",
     "jaxllm.scheduler.scheduler",
     "jaxllm.generate",
+    "jaxllm.serve",
+    "jaxllm.entrypoints.openai.http_server",
 )
 DEVICE_PACKAGES = ("jax", "jaxlib", "flax", "pallas_kernels", "sharding")
 

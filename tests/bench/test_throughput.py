@@ -99,7 +99,13 @@ def test_json_has_the_field_names_of_vllm(made_llms: list[FakeLLM], capsys: pyte
     assert [result[name] for name in counts] == ["smollm2", 2, 3, 36, 21]
     assert err.startswith("bench: warm-up with 3 prompts\nbench: run 1/1: ")
     assert made_llms[0].engine_args["max_num_seqs"] == 2
+    assert made_llms[0].engine_args["engine_process"] == "mp"
     assert made_llms[0].is_shut_down
+
+
+def test_the_engine_may_run_in_this_process(made_llms: list[FakeLLM]) -> None:
+    assert main("throughput --num-prompts 1 --engine-process inproc".split()) == 0
+    assert made_llms[0].engine_args["engine_process"] == "inproc"
 
 
 def test_every_run_gets_fresh_random_prompts(made_llms: list[FakeLLM]) -> None:
@@ -159,4 +165,4 @@ def test_a_missing_prompts_file_is_one_line_and_exit_code_2(capsys: pytest.Captu
 @pytest.mark.parametrize(("argv", "code"), [(["--help"], 0), ([], 2), (["latancy"], 2)])
 def test_the_door_names_its_commands(argv: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == code
-    assert "".join(capsys.readouterr()) == "usage: jaxllm bench COMMAND ...; commands: host, throughput\n"
+    assert "".join(capsys.readouterr()) == "usage: jaxllm bench COMMAND ...; commands: host, serve, throughput\n"

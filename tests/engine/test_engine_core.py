@@ -11,7 +11,14 @@ from jaxllm.engine.engine_core import EngineCore
 from jaxllm.engine.engine_core_client import InprocClient
 from jaxllm.exceptions import EngineDeadError, InvalidRequestError
 from jaxllm.executor.uniproc_executor import UniProcExecutor
-from jaxllm.messages import EngineCoreRequest, KVCacheInfo, ModelRunnerOutput, SchedulerOutput
+from jaxllm.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    KVCacheInfo,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepInfo,
+)
 from jaxllm.sampling_params import SamplingParams
 from tests.fakes.fake_executor import FakeExecutor
 
@@ -45,7 +52,7 @@ def _request(request_id: str, prompt_token_ids: list[int], max_tokens: int = 2, 
 
 
 def test_requests_run_to_their_end() -> None:
-    times = iter([5.0, 6.0, 7.0])
+    times = iter([5.0, 5.25, 6.0, 6.5])  # each step's beginning and end
     core = EngineCore(_config(), FakeExecutor(), clock=lambda: next(times))
     core.add_request(_request("a", [10], max_tokens=1))
     core.add_request(_request("b", [20], max_tokens=2))
@@ -53,6 +60,8 @@ def test_requests_run_to_their_end() -> None:
     assert [(output.request_id, output.finished) for output in first.outputs] == [("a", True), ("b", False)]
     assert [(output.request_id, output.finished) for output in second.outputs] == [("b", True)]
     assert second.outputs[0].first_scheduled_time_s == 5.0
+    assert first.step == StepInfo("decode", 0.25, 2, 0, 0)  # a prompt of one token is like a decoding sequence
+    assert second.step == StepInfo("decode", 0.5, 1, 0, 0)
     assert second.outputs[0].sequences[0].new_tokens[0].token_id == 22
     assert not core.has_unfinished_requests()
 
@@ -104,7 +113,8 @@ def test_client_passes_everything_on() -> None:
     assert client.reset_prefix_cache() is False
     client.abort_requests(["b", "c"])
     assert client.reset_prefix_cache() is True
-    assert not client.has_unfinished_requests()
+    stats = client.get_stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
     client.shutdown()
     assert executor.is_shut_down
 
@@ -143,3 +153,18 @@ def test_the_engine_core_never_imports_jax() -> None:
     code = f"import sys, {modules}; print('jax' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
+
+
+def test_a_step_that_raises_is_the_end_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = EngineCore(_config(), FakeExecutor())
+    client = InprocClient(core)
+    client.add_request(_request("a", [10]))
+
+    def fail() -> EngineCoreOutputs:
+        raise RuntimeError("a step failed")
+
+    monkeypatch.setattr(core, "step", fail)
+    for _ in range(2):  # a second call runs no step: the first may have left anything behind
+        with pytest.raises(EngineDeadError, match="a step failed"):
+            client.get_output()
+        monkeypatch.undo()

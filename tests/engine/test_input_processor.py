@@ -48,7 +48,7 @@ def test_every_prompt_form(prompt: Any, text: str | None, token_ids: list[int]) 
     request = processed.core_request
     assert request.prompt_token_ids == token_ids
     assert all(type(token_id) is int for token_id in request.prompt_token_ids)
-    assert (request.request_id, request.arrival_time_s, request.priority) == ("r", 1.5, 3)
+    assert (request.request_id, request.arrival_time_s, request.priority) == ("r-0", 1.5, 3)
     assert request.eos_token_ids == [257, 259]
 
 
@@ -173,5 +173,31 @@ def test_max_tokens_none_fills_the_model_or_the_kv_cache_whichever_is_smaller() 
     # 5 blocks of 4 tokens, one of them the null block: 16 tokens with keys and values, and a last one without.
     small = make(num_device_blocks=5)
     assert core_request([1] * 10, small, max_tokens=None).max_tokens == 7
-    assert core_request([1] * 30, small, max_tokens=None).max_tokens == 1  # the scheduler refuses it, with numbers
-    assert core_request([1] * 10, small, max_tokens=40).max_tokens == 40
+
+
+def test_b40_what_the_kv_cache_can_never_hold_is_refused_with_numbers() -> None:
+    small = make(num_device_blocks=5)
+    assert core_request([1] * 10, small, max_tokens=7).max_tokens == 7
+    with pytest.raises(InvalidRequestError, match="must fit the KV cache of 4 blocks of 4 tokens, got 5 blocks"):
+        core_request([1] * 10, small, max_tokens=8)
+    with pytest.raises(InvalidRequestError, match=r"the prompt \(30 tokens\) must fit 4 of the KV cache's 4 blocks"):
+        core_request([1] * 30, small, max_tokens=None)
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, True, None])
+def test_a_priority_is_an_integer_of_32_bits(priority: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="priority must be an integer of 32 bits"):
+        make().process("r", "a", SamplingParams(), 0.0, priority)
+
+
+@pytest.mark.parametrize("field", ["request_id", "prompt", "stop"])
+def test_f27_half_a_surrogate_pair_is_refused_in_every_text(field: str) -> None:
+    texts = {"request_id": "r", "prompt": "a", "stop": "b", field: "\ud800"}
+    with pytest.raises(InvalidRequestError, match=f"{field} must be valid Unicode, got a lone surrogate"):
+        make().process(texts["request_id"], texts["prompt"], SamplingParams(stop=texts["stop"]), 0.0)
+
+
+def test_no_two_requests_have_one_core_id() -> None:
+    processor = make()
+    ids = [core_request([1], processor).request_id for _ in range(3)]
+    assert ids == ["r-0", "r-1", "r-2"]

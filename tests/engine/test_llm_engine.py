@@ -116,7 +116,7 @@ def test_a_stop_string_ends_the_request_and_tells_the_core() -> None:
     assert [output.outputs[0].text for output in outputs] == ["", "", "", "h", "he", "hel", "hel"]
     last = outputs[-1].outputs[0]
     assert (last.finish_reason, last.stop_reason, bytes(last.token_ids)) == ("stop", "lo w", b"hello w")
-    assert client.calls == [("finish", "r", 0)]
+    assert client.calls == [("finish", "r-0", 0)]
     assert not client.has_unfinished_requests()
 
 
@@ -179,7 +179,7 @@ def test_b81_n_sequences_keep_to_their_index_and_finish_together() -> None:
         (1, "bc", "X"),
         (2, "def", None),
     ]
-    assert client.calls == [("finish", "r", 1)]
+    assert client.calls == [("finish", "r-0", 1)]
 
 
 def test_a_duplicate_live_id_is_refused_and_a_finished_one_is_free() -> None:
@@ -195,7 +195,7 @@ def test_a_duplicate_live_id_is_refused_and_a_finished_one_is_free() -> None:
 
 def test_a_request_id_must_be_a_string() -> None:
     engine, _ = scripted_engine("x")
-    with pytest.raises(InvalidRequestError, match="request_id must be a string, got 1"):
+    with pytest.raises(InvalidRequestError, match="request_id must be a string, got int"):
         engine.add_request(1, "ab", SamplingParams())  # type: ignore[arg-type]
 
 
@@ -226,7 +226,7 @@ def test_abort_gives_a_last_output_with_the_text_so_far() -> None:
         engine.step()
     engine.abort_request("r")
     engine.abort_request(["r", "unknown"])
-    assert client.calls == [("abort", ["r"])]
+    assert client.calls == [("abort", ["r-0"])]
     outputs = engine.step()
     assert [output.request_id for output in outputs] == ["r", "s"]
     assert outputs[0].finished and outputs[0].metrics.finished_time_s is not None

@@ -30,7 +30,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
     config = engine_config()
     core = EngineCore(config, FakeExecutor(candidates=_candidates))
     engine = LLMEngine(config, ByteTokenizer(), InprocClient(core), eos_token_ids=[EOS])
-    monkeypatch.setattr(LLMEngine, "from_engine_args", lambda args: engine)
+    monkeypatch.setattr(LLMEngine, "from_engine_args", lambda args, engine_process: engine)
     return LLM()
 
 

@@ -26,7 +26,7 @@ def echo(request: EngineCoreRequest, index: int) -> list[int]:
 def make_llm(monkeypatch: pytest.MonkeyPatch) -> MakeLLM:
     def make(script: Script | str = echo) -> tuple[LLM, ScriptedClient]:
         engine, client = scripted_engine(script)
-        monkeypatch.setattr(LLMEngine, "from_engine_args", lambda args: engine)
+        monkeypatch.setattr(LLMEngine, "from_engine_args", lambda args, engine_process: engine)
         return LLM(), client
 
     return make
@@ -74,7 +74,7 @@ def test_a_bad_prompt_aborts_those_before_it(make_llm: MakeLLM) -> None:
     prompts: list[Prompt] = ["a", "b", {"prompt_token_ids": [-1]}, "c"]
     with pytest.raises(InvalidRequestError, match="prompt 3 of 4: prompt_token_ids must be in"):
         llm.generate(prompts, use_tqdm=False)
-    assert client.calls == [("abort", ["0", "1"])]
+    assert client.calls == [("abort", ["0-0", "1-1"])]
     assert [output.prompt for output in llm.generate(["d", "e"], use_tqdm=False)] == ["d", "e"]
 
 
@@ -156,7 +156,7 @@ def test_engine_arguments_are_keywords(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = scripted_engine("x")
     seen: list[EngineArgs] = []
 
-    def make(args: EngineArgs) -> LLMEngine:
+    def make(args: EngineArgs, engine_process: str) -> LLMEngine:
         seen.append(args)
         return engine
 

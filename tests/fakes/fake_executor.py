@@ -28,7 +28,7 @@ _GARBAGE = -1
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class Row:
     token_ids: list[int]
     num_prompt_tokens: int
     block_ids: list[int]
@@ -68,7 +68,7 @@ class FakeExecutor(Executor):
         self._info = KVCacheInfo(num_blocks, block_size, max_num_seqs, max_num_batched_tokens, num_host_blocks)
         self._cache = np.full((num_blocks, block_size), _GARBAGE, np.int64)
         self._host_cache = np.full((num_host_blocks, block_size), _GARBAGE, np.int64)
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, Row] = {}
         self.steps: list[SchedulerOutput] = []
         self.is_shut_down = False
 
@@ -168,21 +168,21 @@ class FakeExecutor(Executor):
                 prompt_logprobs[seq_id] = [_position_logprobs(row, position) for position in range(start + 1, end)]
         return ModelRunnerOutput(sampled, prompt_logprobs, beams)
 
-    def _beam_candidates(self, row: _Row) -> BeamCandidates:
+    def _beam_candidates(self, row: Row) -> BeamCandidates:
         assert self._candidates is not None, "a beam came, and the fake has no candidates"
         logprobs = self._candidates(tuple(row.token_ids))
         best = sorted(logprobs, key=lambda token_id: -logprobs[token_id])[: 2 * row.sampling_params.beam_width]
         return BeamCandidates(best, [logprobs[token_id] for token_id in best])
 
-    def _draw_token(self, row: _Row, seed: int) -> SampledToken:
+    def _draw_token(self, row: Row, seed: int) -> SampledToken:
         token_id = self._draw(tuple(row.token_ids), seed)
         if row.sampling_params.logprobs is None:
             return SampledToken(token_id)
         return SampledToken(token_id, TokenLogprobs(-1.0, 1, [token_id], [-1.0]))
 
 
-def _new_row(new: NewSequence) -> _Row:
-    return _Row(
+def _new_row(new: NewSequence) -> Row:
+    return Row(
         token_ids=list(new.token_ids),  # self.steps keeps what was sent
         num_prompt_tokens=new.num_prompt_tokens,
         block_ids=list(new.block_ids),
@@ -199,12 +199,12 @@ def _copy_blocks(source: np.ndarray, target: np.ndarray, pairs: list[tuple[int, 
     target[destinations] = source[[source_id for source_id, _ in pairs]]
 
 
-def _extend_hashes(row: _Row) -> None:
+def _extend_hashes(row: Row) -> None:
     for token_id in row.token_ids[len(row.prefix_hashes) :]:
         before = row.prefix_hashes[-1] if row.prefix_hashes else 17
         row.prefix_hashes.append(hash((before, token_id)) & 0x7FFFFFFFFFFFFFFF)
 
 
-def _position_logprobs(row: _Row, position: int) -> TokenLogprobs:
+def _position_logprobs(row: Row, position: int) -> TokenLogprobs:
     """Logprobs that tell their position: its negative."""
     return TokenLogprobs(-float(position), 1, [row.token_ids[position]], [-float(position)])

@@ -20,6 +20,11 @@ def draw(token_ids: Sequence[int], seed: int) -> int:
     return (2 if value == 0 else 4) if value < 2 else 5 + value % 2
 
 
+def candidates(token_ids: Sequence[int]) -> dict[int, float]:
+    """The same few words for beams; the stops are rare enough to keep searches going."""
+    return {token_id: -(hash((*token_ids, token_id)) % 64) / 16 - 2 * (token_id < 5) for token_id in (2, 4, 5, 6)}
+
+
 def _random_policies(rng: random.Random) -> dict[str, Any]:
     policies: dict[str, Any] = {
         "policy": rng.choice(["fcfs", "priority"]),
@@ -51,6 +56,7 @@ class SchedulerEpisode:
             max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
         self.executor = FakeExecutor(
             draw=draw,
+            candidates=candidates,
             num_blocks=rng.randint(4, 40),
             block_size=rng.choice([1, 2, 4]),
             max_num_seqs=rng.randint(1, 8),
@@ -98,21 +104,27 @@ class SchedulerEpisode:
         rng = self._rng
         request_id = f"r{self._num_requests}"
         self._num_requests += 1
-        max_tokens, n = rng.randint(1, 20), rng.randint(1, 4)
+        n = rng.randint(1, 4)
+        is_beam_search = rng.random() < 0.3
+        params: dict[str, Any] = {"n": n, "max_tokens": rng.randint(1, 20), "stop_token_ids": [4]}
+        if is_beam_search:
+            params |= {
+                "use_beam_search": True,
+                "temperature": 0.0,
+                "best_of": n + rng.randint(0, 2),
+                "early_stopping": rng.choice([False, True, "never"]),
+            }
+        else:
+            params["prompt_logprobs"] = rng.choice([None, None, 0])
         common = random.Random(1).choices([5, 6], k=rng.randint(0, 16))  # prefixes meet often
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=common + rng.choices([5, 6], k=rng.randint(1, 4)),
-            sampling_params=SamplingParams(
-                n=n,
-                max_tokens=max_tokens,
-                stop_token_ids=[4],
-                prompt_logprobs=rng.choice([None, None, 0]),
-            ),
+            sampling_params=SamplingParams(**params),
             eos_token_ids=[2],
             arrival_time_s=float(self.num_steps),
             seed=rng.randint(0, 3),
-            max_tokens=max_tokens,
+            max_tokens=params["max_tokens"],
             priority=rng.randint(-1, 1),
             cache_salt=rng.choice([None, None, "x"]),
         )
@@ -149,6 +161,8 @@ class SchedulerEpisode:
         request_id = self._rng.choice(sorted(self.live))
         index = self._rng.choice(sorted(self.live[request_id]))
         group = self.scheduler._groups[request_id]
+        if group.is_beam_search:
+            return  # no stop strings there
         if index >= len(group.seqs) or not group.seqs[index].num_output_tokens:
             return  # a stop string is found in a text, so there are tokens
         self.scheduler.finish_sequence(request_id, index)

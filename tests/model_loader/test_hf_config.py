@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from jaxllm.config import ACTIVATIONS
 from jaxllm.exceptions import ModelLoadError, UnsupportedModelError
+from jaxllm.layers import mlp
 from jaxllm.model_loader.hf_config import model_config_from_hf
+from jaxllm.models.registry import FAMILIES
 
 LLAMA3 = {
     "factor": 8.0,
@@ -92,8 +95,14 @@ def test_rope_of_transformers_4_and_5(fields: dict[str, Any], theta: float, scal
         ("architectures", []),
         ("architectures", None),
         ("architectures", [7]),
-        ("partial_rotary_factor", 0.5),
-        ("hidden_act", "gelu"),
+        ("partial_rotary_factor", 1.5),
+        ("partial_rotary_factor", 0),
+        ("rope_scaling", {"type": "linear"}),
+        ("rope_scaling", {"type": "llama3", "factor": 8.0}),
+        ("hidden_act", "tanh"),
+        ("layer_types", ["sliding_attention"]),
+        ("layer_types", ["linear_attention", "full_attention"]),
+        ("sliding_window", 0),
         ("quantization_config", {"quant_method": "gptq"}),
     ],
 )
@@ -111,6 +120,13 @@ def test_the_field_is_named() -> None:
 
 
 def test_other_architectures() -> None:
-    message = "'LLaMAForCausalLM' is not supported; supported: LlamaForCausalLM; the nearest is LlamaForCausalLM"
-    with pytest.raises(UnsupportedModelError, match=message):
+    with pytest.raises(UnsupportedModelError) as caught:
         model_config_from_hf(_config(architectures=["LLaMAForCausalLM"]))
+    assert str(caught.value) == (
+        f"architecture 'LLaMAForCausalLM' is not supported; supported: {', '.join(sorted(FAMILIES))}; "
+        "the nearest is LlamaForCausalLM"
+    )
+
+
+def test_every_activation_can_be_run() -> None:
+    assert set(mlp.ACTIVATIONS) == set(ACTIVATIONS)

@@ -16,7 +16,7 @@ _attend_jit = jax.jit(paged_attention, static_argnames=_STATIC)
 # (query length, context before it): none at all, decode, block edges, tile edges, several tiles and chunks.
 _SEQUENCES = st.lists(
     st.sampled_from(
-        [(0, 0), (1, 0), (1, 15), (1, 16), (1, 300), (2, 0), (16, 0), (63, 1), (64, 64), (65, 0), (130, 200)]
+        [(0, 0), (1, 0), (1, 15), (1, 16), (1, 300), (2, 0), (16, 0), (63, 1), (64, 64), (65, 0), (130, 200), (257, 0), (300, 77)]
     ),
     min_size=1,
     max_size=5,
@@ -39,7 +39,7 @@ def _attend(batch: AttentionBatch, **options) -> np.ndarray:
 )
 def test_xla_agrees_with_the_oracle(sequences, block_size, heads, head_dim, seed):
     # Padded alike: one compile for each combination of heads and blocks.
-    shape = {"num_seqs": 7, "num_tokens": 1024, "table_width": 512 // block_size, "block_size": block_size}
+    shape = {"num_seqs": 7, "num_tokens": 1536, "table_width": 512 // block_size, "block_size": block_size}
     batch = make_batch(sequences, **shape, num_kv_heads=heads[0], group=heads[1], head_dim=head_dim, seed=seed)
     caches = np.full((2, 7 * shape["table_width"], *batch.k_cache.shape[1:]), np.nan, np.float32)
     caches[:, : len(batch.k_cache)] = batch.k_cache, batch.v_cache
@@ -48,8 +48,8 @@ def test_xla_agrees_with_the_oracle(sequences, block_size, heads, head_dim, seed
     np.testing.assert_allclose(out, attention_oracle(batch, scale=head_dim**-0.5), rtol=1e-5, atol=1e-5)
 
 
-_REFERENCE_SEQUENCES = [(1, 0), (0, 0), (5, 30), (1, 31), (17, 0), (1, 32)]
-_REFERENCE_SHAPE = {"num_seqs": 8, "num_tokens": 32, "table_width": 4, "block_size": 16, "head_dim": 16}
+_MIXED = [(1, 0), (0, 0), (5, 30), (1, 31), (17, 0), (1, 32)]
+_MIXED_SHAPE = {"num_seqs": 8, "num_tokens": 32, "table_width": 4, "block_size": 16, "head_dim": 16}
 
 
 @pytest.mark.parametrize(
@@ -71,20 +71,22 @@ _REFERENCE_SHAPE = {"num_seqs": 8, "num_tokens": 32, "table_width": 4, "block_si
     ],
     ids=lambda options: "+".join(options) or "plain",
 )
-def test_reference_agrees_with_the_oracle(options):
-    batch = make_batch(_REFERENCE_SEQUENCES, **_REFERENCE_SHAPE, num_kv_heads=2, group=3)
-    out = _attend(batch, scale=0.3, backend="reference", **options)
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_options_agree_with_the_oracle(options, backend):
+    batch = make_batch(_MIXED, **_MIXED_SHAPE, num_kv_heads=2, group=3)
+    out = _attend(batch, scale=0.3, backend=backend, **options)
     np.testing.assert_allclose(out, attention_oracle(batch, scale=0.3, **options), rtol=1e-5, atol=1e-5)
 
 
-def test_reference_reads_an_int8_cache():
-    batch = make_batch(_REFERENCE_SEQUENCES, **_REFERENCE_SHAPE, num_kv_heads=2, group=1)
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_an_int8_cache_is_read(backend):
+    batch = make_batch(_MIXED, **_MIXED_SHAPE, num_kv_heads=2, group=1)
     k_cache, v_cache = (
         np.nan_to_num(cache * 40).round().clip(-128, 127).astype(np.int8) for cache in (batch.k_cache, batch.v_cache)
     )
     batch = batch._replace(k_cache=k_cache, v_cache=v_cache)
     options = {"scale": 0.25, "k_scale": 0.025, "v_scale": 0.5}
-    out = _attend(batch, **options, backend="reference")
+    out = _attend(batch, **options, backend=backend)
     np.testing.assert_allclose(out, attention_oracle(batch, **options), rtol=1e-5, atol=1e-5)
 
 

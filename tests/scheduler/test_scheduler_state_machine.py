@@ -3,7 +3,6 @@
 FakeExecutor checks in each step that every block table spells exactly its sequence's tokens.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import settings
@@ -13,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.messages import ModelRunnerOutput, SchedulerOutput
 from tests.fakes.fake_executor import FakeExecutor
+from tests.fakes.scheduler_episode import candidates, draw
 from tests.scheduler.builders import beam_params, make_request, make_scheduler
 
 _COMMON = [5, 6, 6, 5, 6, 5, 5, 5, 6, 6, 6, 6, 5, 5, 6, 6]  # prompts begin with it: prefixes meet often
@@ -37,17 +37,6 @@ _POLICIES = st.one_of(
     st.fixed_dictionaries({**_COMMON_POLICIES, **_CHUNKED}),
     st.fixed_dictionaries({**_COMMON_POLICIES, "enable_chunked_prefill": st.just(False)}),
 )
-
-
-def _draw(token_ids: Sequence[int], seed: int) -> int:
-    """A model of few words, some of which end a sequence (2 is end-of-sequence, 4 a stop token)."""
-    value = hash((tuple(token_ids), seed)) % 64
-    return (2 if value == 0 else 4) if value < 2 else 5 + value % 2
-
-
-def _candidates(token_ids: Sequence[int]) -> dict[int, float]:
-    """The same few words for beams; the stops are rare enough to keep searches going."""
-    return {token_id: -(hash((*token_ids, token_id)) % 64) / 16 - 2 * (token_id < 5) for token_id in (2, 4, 5, 6)}
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -75,8 +64,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not policies["enable_chunked_prefill"]:
             max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
         self.executor = FakeExecutor(
-            draw=_draw,
-            candidates=_candidates,
+            draw=draw,
+            candidates=candidates,
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,

@@ -1,16 +1,18 @@
 import pytest
 
-from jaxllm.worker.buckets import num_seqs_at, pick_bucket, token_ladder
+from jaxllm.worker.buckets import max_num_draws, num_seqs_at, pick_bucket, token_ladder
 
 
 def test_ladders():
     assert token_ladder(2048, "cpu") == (
-        *(2, 4, 8, 16, 32, 64, 128, 256),
+        *(2, 8, 16, 32, 64, 128, 256),
         *(384, 512, 768, 1024, 1536, 2048),
     )
     assert token_ladder(400, "gpu") == (16, 32, 64, 128, 256, 512)
-    assert token_ladder(33, "cpu") == (2, 4, 8, 16, 32, 64)
+    assert token_ladder(33, "cpu") == (2, 8, 16, 32, 64)
     assert token_ladder(1, "cpu") == (2,)
+    assert token_ladder(4, "cpu") == (2, 4)
+    assert token_ladder(5, "cpu") == (2, 8)
     assert token_ladder(100, "tpu") == (16, 32, 64, 128)
     assert token_ladder(4, "gpu") == (16,)
 
@@ -23,3 +25,8 @@ def test_pick_bucket():
     assert [pick_bucket((1, 8, 64), size) for size in (1, 2, 8, 9, 64)] == [1, 8, 8, 64, 64]
     with pytest.raises(ValueError, match="65 is past the last bucket 64"):
         pick_bucket((1, 8, 64), 65)
+
+
+def test_draws_of_a_round():
+    assert [max_num_draws(num_seqs, "cpu") for num_seqs in (8, 64, 256)] == [8, 64, 64]
+    assert max_num_draws(256, "tpu") == 256

@@ -31,8 +31,10 @@ def _new(seq_id, token_ids, block_ids, num_computed=0, seed=0, num_prompt=None, 
     )
 
 
-def _batch(max_num_seqs=4):
-    return InputBatch(max_num_seqs=max_num_seqs, max_model_len=12, block_size=4, ladder=(1, 2, 4, 8))
+def _batch(max_num_seqs=4, max_num_draws=8):
+    return InputBatch(
+        max_num_seqs, min(max_num_draws, max_num_seqs), max_model_len=12, block_size=4, ladder=(1, 2, 4, 8)
+    )
 
 
 def _run(batch, step):
@@ -61,8 +63,8 @@ def test_prefill_and_decode_together():
     assert forward.seq_lens.tolist() == [6, 2, 0, 0]
     assert forward.query_start_loc.tolist() == [0, 1, 3, 3, 3]
     assert inputs.draws == [7], "sequence 8 has a token left to compute"
-    assert inputs.sampling.logits_indices.tolist() == [0, 0, 0, 0]
-    assert inputs.sampling.positions.tolist() == [6, 0, 0, 0]
+    assert inputs.draw_rounds[0].sampling.logits_indices.tolist() == [0, 0, 0, 0]
+    assert inputs.draw_rounds[0].sampling.positions.tolist() == [6, 0, 0, 0]
 
 
 def test_draw_parameters_and_seeds_of_several_draws():
@@ -80,7 +82,7 @@ def test_draw_parameters_and_seeds_of_several_draws():
             num_samples={1: 3},
         ),
     )
-    sampling = inputs.sampling
+    sampling = inputs.draw_rounds[0].sampling
     assert inputs.draws == [1, 1, 1, 2]
     assert sampling.logits_indices.tolist() == [1, 1, 1, 2]
     assert sampling.temperature.tolist() == [0.5, 0.5, 0.5, 0.0]
@@ -103,9 +105,9 @@ def test_a_row_is_written_whole_when_another_sequence_takes_it():
     inputs = _run(batch, _step(1, {2: 1}, [_new(2, [8], [1], temperature=0.0)], dropped=[1]))
     assert inputs.batch.block_tables.tolist() == [[1, 0, 0]]
     assert inputs.batch.token_ids.tolist() == [8]
-    assert inputs.sampling.temperature.tolist() == [0.0]
-    assert inputs.sampling.top_k.tolist() == [0]
-    assert inputs.sampling.seeds.tolist() == [[0, 0]]
+    assert inputs.draw_rounds[0].sampling.temperature.tolist() == [0.0]
+    assert inputs.draw_rounds[0].sampling.top_k.tolist() == [0]
+    assert inputs.draw_rounds[0].sampling.seeds.tolist() == [[0, 0]]
 
 
 def test_copy_on_write_replaces_a_block_in_the_table():
@@ -137,5 +139,34 @@ def test_draws_seeds_wrap_around_and_count_up_within_their_sequence():
     new = [_new(1, [5], [1], seed=2**64 - 1), _new(2, [6, 7], [2], seed=-2), _new(3, [8], [3], seed=7)]
     inputs = _run(batch, _step(0, {1: 1, 2: 1, 3: 1}, new, num_samples={1: 2, 3: 3}))
     assert inputs.draws == [1, 1, 3, 3, 3]  # sequence 2 has a token left to compute
-    seeds = [(int(high) << 32) + int(low) for high, low in inputs.sampling.seeds]
+    seeds = [(int(high) << 32) + int(low) for high, low in inputs.draw_rounds[0].sampling.seeds]
     assert seeds == [2**64 - 1, 0, 7, 8, 9, 0, 0, 0]
+
+
+def test_draws_that_are_too_many_come_in_rounds():
+    batch = _batch(max_num_seqs=8, max_num_draws=2)
+    new = [_new(1, [5], [1], seed=10), _new(2, [6], [2], seed=20, logit_bias={9: 1.0}), _new(3, [7, 8], [3], seed=30)]
+    inputs = _run(batch, _step(0, {1: 1, 2: 1, 3: 2}, new, num_samples={1: 3}))
+    assert [draws.seq_ids for draws in inputs.draw_rounds] == [[1, 1], [1, 2], [3]]
+    assert [draws.sampling.logits_indices.tolist() for draws in inputs.draw_rounds] == [[0, 0], [0, 1], [3, 0]]
+    seeds = [[low for _, low in draws.sampling.seeds.tolist()] for draws in inputs.draw_rounds]
+    assert seeds == [[10, 11], [12, 20], [30, 0]]
+    first, second, third = (draws.bias for draws in inputs.draw_rounds)
+    assert first is None and third is None
+    assert [column.tolist() for column in second] == [[1], [9], [1.0]]
+
+
+def test_logit_biases_stand_beside_the_draws_that_they_are_for():
+    batch = _batch(max_num_seqs=8)
+    new = [_new(1, [5], [1]), _new(2, [6], [2], logit_bias={9: -100.0, 4: 0.5}), _new(3, [7, 8], [3])]
+    inputs = _run(batch, _step(0, {1: 1, 2: 1, 3: 1}, new, num_samples={2: 2}))
+    assert inputs.draws == [1, 2, 2]
+    assert [column.tolist() for column in inputs.draw_rounds[0].bias] == [
+        [1, 1, 2, 2],
+        [9, 4, 9, 4],
+        [-100.0, 0.5, -100.0, 0.5],
+    ]
+    inputs = _run(batch, _step(1, {1: 1, 3: 1}, cached=([1, 3], [[5], []], [[], []], [])))
+    assert inputs.draw_rounds[0].bias is None  # sequence 2 isn't in this step
+    inputs = _run(batch, _step(2, {4: 1}, [_new(4, [6], [2])], dropped=[2]))
+    assert inputs.draw_rounds[0].bias is None

@@ -4,7 +4,7 @@ import pytest
 from flax import nnx
 
 from jaxllm.model_loader.hf_config import model_config_from_hf
-from jaxllm.models.causal_lm import CausalLM
+from jaxllm.models.causal_lm import CausalLM, build_frame
 from jaxllm.models.llama import build_layer
 from jaxllm.worker.buckets import token_ladder
 from jaxllm.worker.programs import CompiledPrograms, Program, ProgramShapes, list_programs
@@ -28,14 +28,16 @@ def test_nothing_compiled_names_nothing():
         CompiledPrograms({})("sample", 1)
 
 
-def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
-    config = model_config_from_hf(tiny_llama().config)
-    model = CausalLM(config, [build_layer(config, i, jnp.float32) for i in range(2)], jnp.float32, jnp.float32)
+def _tiny_programs(ladder: tuple[int, ...], num_blocks: int, num_kv_heads: int = 2) -> list[Program]:
+    config = model_config_from_hf(tiny_llama(num_key_value_heads=num_kv_heads).config)
+    layers = [build_layer(config, i, jnp.float32) for i in range(2)]
+    model = CausalLM(build_frame(config, jnp.float32, jnp.float32), layers)
     model = nnx.merge(*nnx.split(model))
     shape = (num_blocks, 16, config.num_key_value_heads, config.head_dim)
     shapes = ProgramShapes(
         ladder=ladder,
         max_num_seqs=8,
+        max_num_draws=8,
         blocks_per_seq=16,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -45,10 +47,12 @@ def _tiny_programs(ladder: tuple[int, ...], num_blocks: int) -> list[Program]:
     return list_programs(split_model(model, 1), cache, shapes, make_mesh(jax.local_devices()[:1]))
 
 
-def test_no_program_copies_the_kv_cache():
+@pytest.mark.parametrize("num_kv_heads", [2, 1])
+def test_no_program_copies_the_kv_cache(num_kv_heads):
     num_blocks = 4096
-    cache_bytes = num_blocks * 16 * 2 * 16 * 4
-    for program in _tiny_programs(token_ladder(64, "cpu"), num_blocks):
+    cache_bytes = num_blocks * 16 * num_kv_heads * 16 * 4
+    ladder = token_ladder(64, "cpu") if num_kv_heads == 2 else (8,)
+    for program in _tiny_programs(ladder, num_blocks, num_kv_heads):
         if program.donated:
             analysis = program.compile().memory_analysis()
             assert analysis.alias_size_in_bytes >= 2 * cache_bytes, f"{program.name}[{program.size}]: not in place"
@@ -65,6 +69,6 @@ def test_the_list_of_programs():
     names = [(program.name, program.size) for program in _tiny_programs((2, 16), num_blocks=4)]
     assert names == [
         *[("embed", 2), ("layers_0", 2), ("logits", 2), ("embed", 16), ("layers_0", 16), ("logits", 16)],
-        *[("sample", 2), ("score", 2), ("sample", 8), ("score", 8)],
+        *[("sample", 2), ("score", 2), ("add_bias", 2), ("sample", 8), ("score", 8), ("add_bias", 8)],
         *[("copy_blocks", 16), ("gather_blocks", 16), ("scatter_blocks", 16)],
     ]

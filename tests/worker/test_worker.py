@@ -1,13 +1,17 @@
 """The whole device side on a tiny model, against the dense reference: chunks, decode, mixtures, copies."""
 
+import jax
 import msgspec
 import numpy as np
 import pytest
 
 from jaxllm.config import CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.exceptions import DeviceError
 from jaxllm.messages import CachedSequences, NewSequence, SchedulerOutput
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.worker import buckets
+from jaxllm.worker import worker as worker_module
 from jaxllm.worker.worker import Worker
 from tests.fakes.dense_llama import dense_logits
 from tests.fakes.tiny_models import tiny_llama, write_tiny_folder
@@ -54,7 +58,7 @@ def _run(worker, scheduled, new=(), cached=_NOTHING_CACHED, copies=(), forget=Fa
 
 def _new(seq_id, token_ids, blocks, **params):
     params = {"temperature": 0.0, "logprobs": 5, "prompt_logprobs": 2, **params}
-    return NewSequence(seq_id, token_ids, len(token_ids), blocks, 0, 0, SamplingParams(**params))
+    return NewSequence(seq_id, token_ids, len(token_ids), blocks, 0, seq_id, SamplingParams(**params))
 
 
 def _log_softmax(logits):
@@ -162,3 +166,68 @@ def test_a_beam_gets_its_candidates_and_no_draw(worker, model):
     assert output.beam_candidates[1].token_ids == order.tolist()
     np.testing.assert_allclose(output.beam_candidates[1].logprobs, expected[order], atol=1e-5)
     _assert_sampled(model, output, 2, token_ids)
+
+
+def test_a_device_that_cannot_be_had_or_used_is_a_device_error(model, tmp_path, monkeypatch):
+    def fail(error):
+        def raise_it(*args):
+            raise error
+
+        return raise_it
+
+    monkeypatch.setattr(jax, "default_backend", fail(RuntimeError("Unable to initialize backend 'tpu': held\nmore")))
+    with pytest.raises(DeviceError, match="^no device can be used.*: Unable to initialize backend 'tpu': held$"):
+        _start(model, tmp_path, "float32")
+    monkeypatch.undo()
+    monkeypatch.setattr(worker_module, "load_model", fail(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB")))
+    with pytest.raises(DeviceError, match="^the device failed while the model was loaded: RESOURCE_EXHAUSTED: 9 GiB$"):
+        _start(model, tmp_path, "float32")
+
+
+def test_a_logit_bias_moves_its_own_draw_alone_and_no_log_probability(worker, model):
+    token_ids = [int(t) for t in np.random.default_rng(6).integers(3, 300, 6)]
+    logits = dense_logits(model, token_ids)[-1]
+    # More entries than one call of the program takes, and a draw that they decide by a hair.
+    other = int(np.argsort(-logits)[100])
+    many = {token_id: -50.0 for token_id in range(model.config["vocab_size"]) if token_id != other}
+    bias = {other: float(logits.max() - logits[other]) + 0.01}
+    short = {other: float(logits.max() - logits[other]) - 0.01}
+    news = [
+        _new(1, token_ids, [3, 4], logit_bias=bias),
+        _new(2, token_ids, [5, 6], prompt_logprobs=None),
+        _new(3, token_ids, [7, 8], logit_bias=many, logprobs=None, prompt_logprobs=None),
+        _new(4, token_ids, [9, 10], logit_bias=short),
+    ]
+    output = _run(worker, {1: 6}, news[:1], forget=True)
+    # Sequences 2 to 4 come in a step of their own: at most 16 tokens each.
+    assert output.sampled[1][0].token_id == other
+    log_probs = _log_softmax(dense_logits(model, token_ids))[-1]
+    assert output.sampled[1][0].logprobs.logprob == pytest.approx(log_probs[other], abs=1e-5)
+    assert output.sampled[1][0].logprobs.rank == 101
+    first = [*token_ids, other]
+    cached = CachedSequences([1], [[other]], [[]], [])
+    output = _run(worker, {1: 1, 2: 6, 3: 6}, news[1:3], cached)
+    _assert_sampled(model, output, 2, token_ids)
+    assert output.sampled[3][0].token_id == other
+    biased = dense_logits(model, first)[-1]
+    biased[other] += bias[other]
+    assert output.sampled[1][0].token_id == int(np.argmax(biased))
+    output = _run(worker, {4: 6}, news[3:], forget=True)
+    _assert_sampled(model, output, 4, token_ids)
+
+
+def test_a_step_says_how_much_of_it_is_padding_and_nothing_compiles(worker):
+    output = _run(worker, {1: 3}, [_new(1, [5, 6, 7], [3])], forget=True)
+    assert (output.num_padded_tokens, output.num_compiles) == (8, 0)
+
+
+def test_draws_in_rounds_are_the_draws_of_one_round(model, tmp_path, monkeypatch):
+    news = [_new(i, [3 + i, 9, 5 + i], [i], prompt_logprobs=None, temperature=1.0) for i in (1, 2, 3)]
+
+    def draw_all():
+        output = _run(_start(model, tmp_path, "float32"), {1: 3, 2: 3, 3: 3}, news)
+        return {seq_id: [token.token_id for token in tokens] for seq_id, tokens in output.sampled.items()}
+
+    at_once = draw_all()
+    monkeypatch.setattr(buckets, "_MAX_NUM_DRAWS_CPU", 2)
+    assert draw_all() == at_once and len(at_once) == 3

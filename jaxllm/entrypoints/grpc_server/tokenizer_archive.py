@@ -1,0 +1,31 @@
+"""The tokenizer as a zip archive of the files that others load tokenizers from, for gateways that tokenize."""
+
+import io
+import json
+import zipfile
+
+from jaxllm.tokenizer.loader import HuggingFaceTokenizer
+
+_TIME = (1980, 1, 1, 0, 0, 0)  # the same tokenizer makes the same archive
+
+
+def build_archive(tokenizer: HuggingFaceTokenizer) -> bytes:
+    """Returns the archive: tokenizer.json and tokenizer_config.json."""
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": _token_text(tokenizer, tokenizer.bos_token_id),
+        "eos_token": _token_text(tokenizer, next(iter(tokenizer.eos_token_ids), None)),
+        "chat_template": tokenizer.chat_template,
+    }
+    present = {key: value for key, value in config.items() if value is not None}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in (("tokenizer.json", tokenizer.to_json()), ("tokenizer_config.json", json.dumps(present))):
+            info = zipfile.ZipInfo(name, _TIME)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, text)
+    return buffer.getvalue()
+
+
+def _token_text(tokenizer: HuggingFaceTokenizer, token_id: int | None) -> str | None:
+    return None if token_id is None else tokenizer.decode([token_id], skip_special_tokens=False)

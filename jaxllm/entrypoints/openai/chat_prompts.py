@@ -1,0 +1,36 @@
+"""Messages of a request -> the prompt that the model's chat template makes of them, off the event loop."""
+
+import asyncio
+from collections.abc import Sequence
+
+from jaxllm.engine.input_processor import TokensPrompt
+from jaxllm.entrypoints.offline_runner import chat_prompt
+from jaxllm.entrypoints.openai.protocol import ChatMessage
+from jaxllm.tokenizer.tokenizer import Tokenizer
+
+_INLINE_CHARS = 4096  # handing less than this to a thread costs more than doing it
+
+
+async def render_prompt(
+    tokenizer: Tokenizer, messages: Sequence[ChatMessage], add_generation_prompt: bool
+) -> TokensPrompt:
+    """Returns a conversation as a tokenized prompt.
+
+    Raises:
+      InvalidRequestError: The model has no chat template, or it refuses the conversation.
+    """
+    plain = [_plain_message(message) for message in messages]
+    if sum(len(message["content"]) for message in plain) <= _INLINE_CHARS:
+        return chat_prompt(tokenizer, plain, add_generation_prompt)
+    return await asyncio.to_thread(chat_prompt, tokenizer, plain, add_generation_prompt)
+
+
+def _plain_message(message: ChatMessage) -> dict[str, str]:
+    """Returns a message as templates know it: text alone. A message without content has an empty one."""
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(part.text for part in content)
+    plain = {"role": message.role, "content": content or ""}
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain

@@ -1,0 +1,266 @@
+"""The engine's numbers as Prometheus reads them: vLLM's names, types, labels and buckets, and our own `jaxllm:*`.
+
+Dashboards and autoscalers made for vLLM read the first kind. Each server has a registry of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from jaxllm.config import CacheConfig
+from jaxllm.engine.stats import FinishedRequest, StepStats
+from jaxllm.messages import KVCacheInfo, SchedulerStats, StepInfo
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_STEP_TIME_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_N_BUCKETS = (1, 2, 5, 10, 20)
+_LABELS = ("model_name", "engine")
+_FINISH_REASONS = ("stop", "length", "abort", "error")
+_STEP_KINDS = ("prefill", "decode", "mixed")
+
+
+class PrometheusMetrics:
+    """Takes the engine's numbers and writes them down. Implements StatsSink.
+
+    Args:
+      model_name: The label of that name.
+      max_model_len: Where the buckets of token counts end.
+      cache: Shown as labels of vllm:cache_config_info.
+      kv_cache_info: What the engine allocated.
+    """
+
+    def __init__(self, model_name: str, max_model_len: int, cache: CacheConfig, kv_cache_info: KVCacheInfo) -> None:
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._registry = CollectorRegistry()
+        self._make_counters()
+        self._make_histograms(_one_two_five(max_model_len))
+        self._scheduler = _SchedulerCollector(self._labels, cache, kv_cache_info)
+        self._registry.register(self._scheduler)
+
+    def to_text(self) -> bytes:
+        """Returns everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def observe_scheduler(self, stats: SchedulerStats) -> None:
+        """Takes the scheduler's counters of this moment."""
+        self._scheduler.stats = stats
+
+    def observe_step(self, step: StepStats, scheduler: SchedulerStats, info: StepInfo | None) -> None:
+        self._scheduler.stats = scheduler
+        self._prompt_tokens.inc(step.num_prompt_tokens)
+        self._cached_tokens.inc(step.num_cached_tokens)
+        self._computed_source.inc(step.num_prompt_tokens - step.num_cached_tokens)
+        self._cached_source.inc(step.num_cached_tokens)
+        self._generated_tokens.inc(step.num_generated_tokens)
+        self._step_tokens.observe(step.num_prompt_tokens + step.num_generated_tokens)
+        for seconds in step.times_to_first_token_s:
+            self._first_token.observe(seconds)
+        for seconds in step.inter_token_latencies_s:
+            self._inter_token.observe(seconds)
+        if info is not None:
+            self._step_seconds[info.kind].observe(info.duration_s)
+            self._step_computed.inc(info.num_tokens)
+            self._step_padded.inc(max(info.num_padded_tokens - info.num_tokens, 0))
+            self._scheduler.info = info
+
+    def observe_finished(self, request: FinishedRequest) -> None:
+        self._finished[request.finish_reason].inc()
+        for histogram, value in (
+            (self._e2e, request.e2e_s),
+            (self._queue, request.queue_s),
+            (self._prefill, request.prefill_s),
+            (self._decode, request.decode_s),
+            (self._inference, request.inference_s),
+            (self._per_token, request.time_per_output_token_s),
+            (self._num_prompt, request.num_prompt_tokens),
+            (self._num_computed, request.num_prompt_tokens - request.num_cached_tokens),
+            (self._num_generated, request.num_generated_tokens),
+            (self._max_generated, request.max_num_generated_tokens),
+            (self._param_n, request.n),
+            (self._param_max_tokens, request.max_tokens),
+        ):
+            if value is not None:
+                histogram.observe(value)
+
+    def _make_counters(self) -> None:
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed.")
+        self._cached_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
+        sources = self._counters(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens by where their keys and values came from.",
+            "source",
+            ("local_compute", "local_cache_hit", "external_kv_transfer"),
+        )
+        self._computed_source, self._cached_source = sources["local_compute"], sources["local_cache_hit"]
+        self._generated_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._finished = self._counters(
+            "vllm:request_success", "Requests that ended, by reason.", "finished_reason", _FINISH_REASONS
+        )
+        self._step_computed = self._counter("jaxllm:step_tokens", "Tokens that steps computed.")
+        self._step_padded = self._counter("jaxllm:padding_tokens", "Tokens of padding that steps computed beside them.")
+
+    def _make_histograms(self, lens: Sequence[int]) -> None:
+        add = self._histogram
+        self._first_token = add(
+            "vllm:time_to_first_token_seconds", "From arrival to first token.", _FIRST_TOKEN_BUCKETS
+        )
+        self._inter_token = add("vllm:inter_token_latency_seconds", "Between two tokens.", _TOKEN_BUCKETS)
+        self._per_token = add(
+            "vllm:request_time_per_output_token_seconds", "A request's mean time between tokens.", _TOKEN_BUCKETS
+        )
+        self._e2e = add("vllm:e2e_request_latency_seconds", "From arrival to the end.", _REQUEST_BUCKETS)
+        self._queue = add("vllm:request_queue_time_seconds", "From arrival to first being scheduled.", _REQUEST_BUCKETS)
+        self._prefill = add("vllm:request_prefill_time_seconds", "From there to the first token.", _REQUEST_BUCKETS)
+        self._decode = add("vllm:request_decode_time_seconds", "From there to the last token.", _REQUEST_BUCKETS)
+        self._inference = add(
+            "vllm:request_inference_time_seconds", "From being scheduled to the last token.", _REQUEST_BUCKETS
+        )
+        self._num_prompt = add("vllm:request_prompt_tokens", "Prompt tokens of a request.", lens)
+        self._num_computed = add(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens that weren't in the prefix cache.", lens
+        )
+        self._num_generated = add("vllm:request_generation_tokens", "Tokens generated for a request.", lens)
+        self._max_generated = add(
+            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest sequence.", lens
+        )
+        self._param_n = add("vllm:request_params_n", "The parameter n.", _N_BUCKETS)
+        self._param_max_tokens = add("vllm:request_params_max_tokens", "The parameter max_tokens.", lens)
+        self._step_tokens = add(
+            "vllm:iteration_tokens_total", "Prompt and generated tokens of a step.", _STEP_TOKEN_BUCKETS
+        )
+        family = Histogram(
+            "jaxllm:step_seconds",
+            "Duration of a step, by kind.",
+            (*_LABELS, "kind"),
+            buckets=_STEP_TIME_BUCKETS,
+            registry=self._registry,
+        )
+        self._step_seconds = {kind: family.labels(**self._labels, kind=kind) for kind in _STEP_KINDS}
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, _LABELS, registry=self._registry).labels(**self._labels)
+
+    def _counters(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
+        family = Counter(name, text, (*_LABELS, label), registry=self._registry)
+        return {value: family.labels(**self._labels, **{label: value}) for value in values}
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(name, text, _LABELS, buckets=buckets, registry=self._registry)
+        return histogram.labels(**self._labels)
+
+
+class _SchedulerCollector:
+    """What the scheduler and the worker count themselves, written down as it stands."""
+
+    def __init__(self, labels: Mapping[str, str], cache: CacheConfig, kv_cache_info: KVCacheInfo) -> None:
+        free, free_host = kv_cache_info.num_device_blocks - 1, max(kv_cache_info.num_host_blocks - 1, 0)
+        self.stats = SchedulerStats(0, 0, free, 0, 0, 0, 0, num_free_host_blocks=free_host)
+        self.info: StepInfo | None = None
+        self._labels = labels
+        self._cache = cache
+        self._kv_cache_info = kv_cache_info
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._gauges()
+        yield from self._counters()
+        yield self._cache_config()
+
+    def _gauges(self) -> Iterator[Metric]:
+        stats = self.stats
+        num_blocks = self._kv_cache_info.num_device_blocks - 1
+        used = num_blocks - stats.num_free_blocks
+        host_used = max(self._kv_cache_info.num_host_blocks - 1, 0) - stats.num_free_host_blocks
+        yield self._gauge("vllm:num_requests_running", "Requests in the batch.", stats.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
+        reasons = {"capacity": stats.num_waiting, "deferred": 0}
+        yield self._gauges_by(
+            "vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", "reason", reasons
+        )
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", used / num_blocks)
+        yield self._gauge("jaxllm:num_requests_swapped", "Requests in host memory.", stats.num_swapped)
+        yield self._blocks({"device": (stats.num_free_blocks, used), "host": (stats.num_free_host_blocks, host_used)})
+
+    def _blocks(self, pools: Mapping[str, tuple[int, int]]) -> Metric:
+        """Returns each pool's free and used blocks; the null blocks count nowhere."""
+        text = "Blocks of the KV cache, by pool and state."
+        family = GaugeMetricFamily("jaxllm:kv_cache_blocks", text, labels=(*_LABELS, "pool", "state"))
+        for pool, counts in pools.items():
+            for state, value in zip(("free", "used"), counts, strict=True):
+                family.add_metric([*self._labels.values(), pool, state], value)
+        return family
+
+    def _counters(self) -> Iterator[Metric]:
+        stats = self.stats
+        for name, text, value in (
+            ("vllm:num_preemptions", "Preemptions.", stats.num_preemptions),
+            ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_cache_queries),
+            ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_cache_hits),
+            ("jaxllm:copied_blocks", "Blocks copied on write.", stats.num_copied_blocks),
+            ("jaxllm:swapped_out_blocks", "Blocks swapped to host memory.", stats.num_swapped_out_blocks),
+            ("jaxllm:swapped_in_blocks", "Blocks swapped back.", stats.num_swapped_in_blocks),
+        ):
+            yield self._counter(name, text, value)
+        compiles = CounterMetricFamily(
+            "jaxllm:xla_compiles", "Programs compiled, by phase.", labels=(*_LABELS, "phase")
+        )
+        counts = {
+            "warmup": self._kv_cache_info.num_warmup_compiles,
+            "serving": 0 if self.info is None else self.info.num_compiles,
+        }
+        for phase, value in counts.items():
+            compiles.add_metric([*self._labels.values(), phase], value)
+        yield compiles
+
+    def _cache_config(self) -> Metric:
+        info, cache = self._kv_cache_info, self._cache
+        labels = {
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_device_blocks),
+            "num_cpu_blocks": str(info.num_host_blocks),
+            "enable_prefix_caching": str(cache.enable_prefix_caching),
+            "gpu_memory_utilization": str(cache.gpu_memory_utilization),
+            "swap_space": str(cache.swap_space),
+        }
+        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=(*_LABELS, *labels))
+        family.add_metric([*self._labels.values(), *labels.values()], 1)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        return self._one(GaugeMetricFamily(name, text, labels=_LABELS), value)
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        return self._one(CounterMetricFamily(name, text, labels=_LABELS), value)
+
+    def _one(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _gauges_by(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=(*_LABELS, label))
+        for key, value in values.items():
+            family.add_metric([*self._labels.values(), key], value)
+        return family
+
+
+def _one_two_five(limit: int) -> list[int]:
+    """Returns 1, 2, 5, 10, 20, 50, ... up to the limit."""
+    buckets: list[int] = []
+    power = 1
+    while power <= limit:
+        buckets += [power * step for step in (1, 2, 5) if power * step <= limit]
+        power *= 10
+    return buckets

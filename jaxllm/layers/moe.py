@@ -1,0 +1,89 @@
+"""A mixture of experts in place of the MLP: each token goes through the few experts that its router chose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxllm.layers.mlp import ACTIVATIONS, GatedMLP
+from jaxllm.layers.parameter import parameter
+from jaxllm.layers.router import SigmoidRouter, SoftmaxRouter
+from pallas_kernels.grouped_matmul import grouped_matmul
+
+
+@dataclass(frozen=True)
+class Gated:
+    """activation(gate) * up."""
+
+    activation: str
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        return ACTIVATIONS[self.activation](gate) * up
+
+
+@dataclass(frozen=True)
+class ClampedGated:
+    """gpt-oss's: both bounded by `limit`, gate * sigmoid(alpha * gate) * (up + 1)."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
+        return gate * jax.nn.sigmoid(self.alpha * gate) * (up + 1)
+
+
+class Experts(nnx.Module):
+    """E gated MLPs. Their matrices are stored as [in, out], gate first; experts are what is split over devices."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        combine: Callable[[jax.Array, jax.Array], jax.Array],
+        dtype: jnp.dtype,
+        *,
+        has_bias: bool = False,
+    ) -> None:
+        self.combine, self.num_experts = combine, num_experts
+        inner = 2 * intermediate_size
+        self.gate_up = parameter((num_experts, hidden_size, inner), ("experts", "embed", None), dtype)
+        self.down = parameter((num_experts, intermediate_size, hidden_size), ("experts", None, "embed"), dtype)
+        self.gate_up_bias = parameter((num_experts, inner), ("experts", None), dtype) if has_bias else None
+        self.down_bias = parameter((num_experts, hidden_size), ("experts", "embed"), dtype) if has_bias else None
+
+    def __call__(self, rows: jax.Array, experts: jax.Array) -> jax.Array:
+        """Maps rows: [R, M], sorted by their experts: [R] int32, to [R, M]."""
+        group_sizes = jnp.bincount(experts, length=self.num_experts).astype(jnp.int32)  # [E]
+        inner = grouped_matmul(rows, self.gate_up[...], group_sizes)  # [R, 2F]
+        if self.gate_up_bias is not None:
+            inner = inner + self.gate_up_bias[...][experts]
+        out = grouped_matmul(self.combine(*jnp.split(inner, 2, axis=-1)), self.down[...], group_sizes)
+        return out if self.down_bias is None else out + self.down_bias[...][experts]
+
+
+class MoE(nnx.Module):
+    """The weighted sum of a token's experts, and the shared expert if there is one.
+
+    Args:
+      router: Chooses the experts of each token.
+      experts: All of them.
+      shared: An MLP that every token goes through, or None.
+    """
+
+    def __init__(self, router: SoftmaxRouter | SigmoidRouter, experts: Experts, shared: GatedMLP | None = None) -> None:
+        self.router, self.experts, self.shared = router, experts, shared
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps x: [T, M] to [T, M]."""
+        weights, ids = self.router(x)  # [T, k] each
+        num_tokens, num_chosen = ids.shape
+        flat = ids.reshape(-1)  # [T * k]
+        order = jnp.argsort(flat)
+        out = self.experts(x[order // num_chosen], flat[order])  # [T * k, M], by expert
+        by_token = out[jnp.argsort(order)].reshape(num_tokens, num_chosen, -1)  # [T, k, M]
+        mixed = jnp.einsum("tk,tkm->tm", weights, by_token.astype(jnp.float32)).astype(x.dtype)
+        return mixed if self.shared is None else mixed + self.shared(x)

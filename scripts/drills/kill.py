@@ -1,0 +1,112 @@
+"""kill -9 in both directions, again and again.
+
+The promises: 2 s until every stream has its error, 5 s until nothing is left.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from jaxllm.engine.async_llm_engine import AsyncLLMEngine
+from jaxllm.exceptions import EngineDeadError
+from jaxllm.sampling_params import SamplingParams
+from tests.fakes.fake_cores import fake_config, fake_front_end
+
+_NUM_STREAMS = 32
+_STREAM_DEATH_S = 2.0
+_ORPHAN_DEATH_S = 5.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/kill_drill", description=__doc__)
+    parser.add_argument("times", nargs="?", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        asyncio.run(_serve())
+        return 0
+    rng = random.Random(args.seed)
+    for name, drill in (("core", _kill_core), ("front end", _kill_front_end)):
+        times_s = [drill(rng) for _ in range(args.times)]
+        print(f"kill -9 of the {name}: {len(times_s)} of {args.times}, at most {max(times_s):.2f} s")
+    return 0
+
+
+def _kill_core(rng: random.Random) -> float:
+    """Returns the seconds until every stream had its error."""
+
+    async def drill() -> float:
+        engine = AsyncLLMEngine(lambda: fake_front_end(fake_config(max_model_len=4096)))
+        await engine.wait_ready()
+        tasks = [asyncio.create_task(_read(engine, index)) for index in range(_NUM_STREAMS)]
+        await asyncio.sleep(rng.random())
+        (core,) = psutil.Process().children()
+        os.kill(core.pid, signal.SIGKILL)
+        killed_s = time.monotonic()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        elapsed_s = time.monotonic() - killed_s
+        assert all(isinstance(result, EngineDeadError) for result in results), results
+        assert engine.status().phase == "dead"
+        assert elapsed_s < _STREAM_DEATH_S, elapsed_s
+        await engine.shutdown()
+        return elapsed_s
+
+    with _watched_folder() as folder:
+        elapsed_s = asyncio.run(drill())
+        assert not list(Path(folder).iterdir()) and not psutil.Process().children()
+    return elapsed_s
+
+
+def _kill_front_end(rng: random.Random) -> float:
+    """Returns the seconds until the core had gone, and its sockets."""
+    with _watched_folder() as folder:
+        shm = set(os.listdir("/dev/shm"))
+        command = [sys.executable, "-m", "scripts.drills.kill", "--serve"]
+        front_end = subprocess.Popen(command, env={**os.environ, "TMPDIR": folder})
+        deadline_s = time.monotonic() + rng.random() * 3  # from before the core starts to streams in full flow
+        while time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        children = psutil.Process(front_end.pid).children(recursive=True)
+        front_end.kill()
+        front_end.wait()
+        killed_s = time.monotonic()
+        while any(child.is_running() for child in children) or list(Path(folder).iterdir()):
+            assert time.monotonic() < killed_s + _ORPHAN_DEATH_S, (children, list(Path(folder).iterdir()))
+            time.sleep(0.01)
+        assert set(os.listdir("/dev/shm")) == shm
+        return time.monotonic() - killed_s
+
+
+@contextmanager
+def _watched_folder() -> Iterator[str]:
+    """Lets sockets be made in a folder of their own."""
+    with tempfile.TemporaryDirectory(prefix="kill-drill-") as folder:
+        tempfile.tempdir = folder
+        yield folder
+        tempfile.tempdir = None
+
+
+async def _serve() -> None:
+    engine = AsyncLLMEngine(lambda: fake_front_end(fake_config(max_model_len=4096)))
+    await asyncio.gather(*[_read(engine, index) for index in range(_NUM_STREAMS)])
+
+
+async def _read(engine: AsyncLLMEngine, index: int) -> None:
+    async for _ in engine.generate("abc", SamplingParams(temperature=0, max_tokens=4000), f"r{index}"):
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())
