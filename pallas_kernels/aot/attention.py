@@ -15,7 +15,7 @@ from pallas_kernels.paged_attention import KVLayout, paged_attention
 from pallas_kernels.paged_attention.block_sizes import AttentionKey, find_tile_sizes
 from pallas_kernels.paged_attention.tpu import paged_attention_tpu
 from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, prefill_config
-from pallas_kernels.paged_attention.tpu_prefill import num_head_groups
+from pallas_kernels.paged_attention.tpu_prefill import heads_at_a_time
 
 
 def build(shape: AttentionShape, target: TpuTarget | GpuTarget) -> Program:
@@ -152,7 +152,7 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tupl
         "paged_attention_decode": Trips(bodies["decode"], copies["decode"]),
         # Some KV heads at a time, and a version with masks and one without.
         "paged_attention_prefill": Trips(
-            (*bodies["prefill"], walks["prefill"].parts * num_head_groups(prefill)),
+            (*bodies["prefill"], walks["prefill"].parts * (prefill.num_kv_heads // heads_at_a_time(prefill))),
             copies["prefill"],
             arms=(masked, 1 - masked),
         ),

@@ -15,7 +15,7 @@ from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, cap_scores, fla
 from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
-from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
+from pallas_kernels.paged_attention.tpu_tile import clear_tail, divide, load_keys, load_values, multiply
 
 ROWS = 8
 
@@ -97,7 +97,7 @@ def make_compute(
         jax.lax.fori_loop(0, num_parts, part, None)
 
     def finish(out: jax.Array) -> None:
-        result = weighted[...] * (config.v_scale / jnp.sum(total[...], axis=1, keepdims=True))
+        result = divide(weighted[...], total[...], config.v_scale)
         out[0] = result[:num_heads].astype(out.dtype)
 
     return Compute(start, compute, finish)

@@ -24,10 +24,10 @@ from pallas_kernels.paged_attention.tpu_rows import (
     token_of_rows,
     unstage_results,
 )
-from pallas_kernels.paged_attention.tpu_tile import clear_tail, load_keys, load_values, multiply
+from pallas_kernels.paged_attention.tpu_tile import clear_tail, divide, load_keys, load_values, multiply
 
 _MAX_ROW_BLOCK = 256
-_HEADS_AT_A_TIME = 2  # so that one head's first products are computed beside another's last softmax
+_MAX_UNITS = 8  # row blocks of KV heads whose code stands in one stretch, for the compiler to overlap
 
 
 def scratch_shapes(config: TpuConfig) -> list[Any]:
@@ -60,7 +60,7 @@ def make_compute(
     """Returns the attention on these refs, which are scratch_shapes'."""
     num_rows = config.query_tile * config.group
     row_block = _row_block(num_rows)
-    num_groups = num_head_groups(config)
+    num_groups = config.num_kv_heads // heads_at_a_time(config)
 
     def start(q: jax.Array) -> None:
         stage_queries(config, q, words)
@@ -93,7 +93,7 @@ def make_compute(
         jax.lax.fori_loop(0, num_parts, part, None)
 
     def some_heads(kv: Any, index: jax.Array, group: jax.Array, mask: tuple[jax.Array, jax.Array] | None) -> None:
-        """Computes _HEADS_AT_A_TIME KV heads, or one, against a part of the tile."""
+        """Computes heads_at_a_time KV heads against a part of the tile."""
         at_a_time = config.num_kv_heads // num_groups
         heads = [group * at_a_time + number for number in range(at_a_time)]
         units = [(head, slice(first, first + row_block)) for head in heads for first in range(0, num_rows, row_block)]
@@ -116,16 +116,11 @@ def make_compute(
 
     def finish(out: jax.Array) -> None:
         for head in range(config.num_kv_heads):
-            result = weighted[head] * (config.v_scale / jnp.sum(total[head], axis=1, keepdims=True))
+            result = divide(weighted[head], total[head], config.v_scale)
             store_rows(config, out, words, head, result)
         unstage_results(config, out, words)
 
     return Compute(start, compute, finish)
-
-
-def num_head_groups(config: TpuConfig) -> int:
-    """Returns how many times KV heads are taken, _HEADS_AT_A_TIME where they come out even."""
-    return config.num_kv_heads // (_HEADS_AT_A_TIME if config.num_kv_heads % _HEADS_AT_A_TIME == 0 else 1)
 
 
 def _visible(config: TpuConfig, rows: slice, first_key: jax.Array, first_query: jax.Array) -> jax.Array:
@@ -138,3 +133,10 @@ def _visible(config: TpuConfig, rows: slice, first_key: jax.Array, first_query: 
 def _row_block(num_rows: int) -> int:
     """Returns the largest divisor of num_rows that is a multiple of 16 and at most _MAX_ROW_BLOCK."""
     return max(size for size in range(16, _MAX_ROW_BLOCK + 1, 16) if num_rows % size == 0)
+
+
+def heads_at_a_time(config: TpuConfig) -> int:
+    """Returns the largest divisor of K with at most _MAX_UNITS units, or 1."""
+    num_rows = config.query_tile * config.group
+    limit = max(1, _MAX_UNITS // (num_rows // _row_block(num_rows)))
+    return max(heads for heads in range(1, limit + 1) if config.num_kv_heads % heads == 0)
