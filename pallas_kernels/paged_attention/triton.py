@@ -25,7 +25,8 @@ from jax.experimental.pallas import triton as plgpu
 from pallas_kernels.paged_attention.flash import HIDDEN, LOG2_E, LOWEST, flash_step, is_visible, scale_scores
 from pallas_kernels.paged_attention.triton_tiling import Tiling, decode_tiling, pow2_ceil, prefill_tiling
 
-_E4M3_FACTOR = 256.0  # what _widen leaves out
+_FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
+_E4M3_FACTOR = 256.0  # what _load leaves out
 
 
 class _Options(NamedTuple):
@@ -56,7 +57,8 @@ def paged_attention_triton(
 ) -> jax.Array:
     """See pallas_kernels.paged_attention.paged_attention.
 
-    The caches are [N, P, K, D] in q's dtype or another float, in int8, float8_e4m3fn or float8_e5m2.
+    The caches are [N, P, K, D] in q's dtype or another float, in int8, float8_e4m3fn or float8_e5m2. With those of one
+    byte a number bfloat16 queries are taken as float16, so they must lie in its range of 65504.
     interpret runs the kernels in Pallas's interpreter on any machine, for tests. Static.
     """
     _check_cache(k_cache)
@@ -171,30 +173,47 @@ def _kernel(*refs: Any, num_inputs: int, block_size: int, tiling: Tiling, option
     kv_head = pl.program_id(0) // tiling.head_tiles
     rows = _rows(first, count, position, kv_head, q_ref.shape, k_ref.shape[1], tiling)
     q = plgpu.load(q_ref.at[rows.token, rows.head, rows.lane], mask=rows.mask, other=0)
+    if k_ref.dtype.itemsize == 1 and q.dtype == jnp.bfloat16:
+        q = q.astype(jnp.float16)  # which holds every number of the cache, and comes at less cost
     begin = jnp.int32(0) if options.window is None else jnp.maximum(position - options.window + 1, 0)
     end = position + count
 
-    def step(chunk: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def step(is_whole: bool, chunk: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         context = chunk * tiling.chunk + lax.broadcasted_iota(jnp.int32, (tiling.chunk, 1), 0)
-        is_seen = (context >= begin) & (context < end)  # [C, 1], by some query
+        # [C, 1], by some query
+        is_seen = jnp.full(context.shape, True) if is_whole else (context >= begin) & (context < end)
         slot = _slots(tables_ref, seq, chunk * tiling.chunk, context, is_seen, block_size)
         mask = is_seen & (rows.lane < k_ref.shape[2])
-        k, v = (
-            _widen(plgpu.load(ref.at[slot, kv_head, rows.lane], mask=mask, other=0), q.dtype) for ref in (k_ref, v_ref)
-        )
-        context = chunk * tiling.chunk + lax.broadcasted_iota(jnp.int32, (1, tiling.chunk), 1)
+        k, v = (_load(ref.at[slot, kv_head, rows.lane], mask, q.dtype) for ref in (k_ref, v_ref))
         scores = scale_scores(_dot(q, k, 1), options.scale, options.cap)  # [R, C]
-        visible = is_visible(context, rows.position, options.window)
-        flash = flash_step(jnp.where(visible, scores, HIDDEN), *state[:2])
+        if not is_whole:
+            context = chunk * tiling.chunk + lax.broadcasted_iota(jnp.int32, (1, tiling.chunk), 1)
+            scores = jnp.where(is_visible(context, rows.position, options.window), scores, HIDDEN)
+        flash = flash_step(scores, *state[:2])
         return flash.maximum, flash.total, state[2] * flash.shrink + _dot(flash.weights.astype(v.dtype), v, 0)
 
-    first_chunk = lax.div(begin, jnp.int32(tiling.chunk))
-    last_chunk = jnp.where(count > 0, pl.cdiv(end, tiling.chunk), first_chunk)
-    num_chunks = pl.cdiv(last_chunk - first_chunk, tiling.num_splits)
-    start = first_chunk + split * num_chunks
+    start, stop = _chunks(begin, end, count, split, tiling)
     state = _start(refs[5] if options.has_sinks else None, rows, split, q.shape)
-    state = lax.fori_loop(start, jnp.minimum(start + num_chunks, last_chunk), step, state)
+    if options.window is None and tiling.queries > 1:  # most of a prompt's chunks are seen by all queries: no mask
+        first_partial = jnp.clip(lax.div(position + 1, jnp.int32(tiling.chunk)), start, stop)
+        state = lax.fori_loop(start, first_partial, functools.partial(step, True), state)
+        start = first_partial
+    state = lax.fori_loop(start, stop, functools.partial(step, False), state)
     _store(refs[num_inputs:], state, rows, tile, split, options.v_scale)
+
+
+def _chunks(
+    begin: jax.Array, end: jax.Array, count: jax.Array, split: jax.Array, tiling: Tiling
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the first chunk of a split and the one after its last, where a tile sees tokens `begin` to `end`.
+
+    The chunks are dealt out evenly: of 10 chunks and 4 splits, 3, 3, 3 and 1.
+    """
+    first = lax.div(begin, jnp.int32(tiling.chunk))
+    last = jnp.where(count > 0, pl.cdiv(end, tiling.chunk), first)
+    num_chunks = pl.cdiv(last - first, tiling.num_splits)
+    start = first + split * num_chunks
+    return start, jnp.minimum(start + num_chunks, last)
 
 
 def _rows(
@@ -243,19 +262,18 @@ def _dot(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
     )
 
 
-def _widen(stored: jax.Array, dtype: Any) -> jax.Array:
-    """Converts keys or values to the compute dtype. What was float8_e4m3fn is _E4M3_FACTOR too small.
+def _load(place: Any, mask: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Loads keys or values in the compute dtype, zeros where masked. float8_e4m3fn comes _E4M3_FACTOR too small.
 
     Both fp8 formats are float16 with bits missing: e5m2 at the end, e4m3 at both ends of the exponent too, so that its
     exponent counts from another bias. Hardware converts them only from sm_89 on; this works everywhere.
     """
-    if stored.dtype == jnp.float8_e5m2:
-        bits = lax.bitcast_convert_type(stored, jnp.int8).astype(jnp.int16) << 8
-    elif stored.dtype == jnp.float8_e4m3fn:
-        byte = lax.bitcast_convert_type(stored, jnp.int8).astype(jnp.int16)
-        bits = ((byte & 0x80) << 8) | ((byte & 0x7F) << 7)
-    else:
-        return stored.astype(dtype)
+    if place.dtype not in _FP8:
+        return plgpu.load(place, mask=mask, other=0).astype(dtype)
+    byte = lax.bitcast_convert_type(plgpu.load(place, mask=mask), jnp.int8)
+    bits = jnp.where(mask, byte, 0).astype(jnp.int16)  # the lowering knows no fp8 zero to load instead
+    # e4m3: s eeee mmm, widened to ssss ssss s eeee mmm, becomes s 0 eeee mmm 000 0000.
+    bits = bits << 8 if place.dtype == jnp.float8_e5m2 else (bits << 7) & ~0x4000
     return lax.bitcast_convert_type(bits, jnp.float16).astype(dtype)
 
 

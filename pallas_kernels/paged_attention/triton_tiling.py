@@ -52,9 +52,9 @@ def decode_tiling(
 
 def prefill_tiling(group: int, head_dim: int) -> Tiling:
     """Returns the sizes for several queries a sequence; arguments as for decode_tiling."""
-    rows = 128 if head_dim <= 128 else 64
+    rows, chunk = (128, 64) if head_dim <= 128 else (64, 32)
     heads = min(group, rows)
-    return Tiling(rows, heads, rows // heads, -(-group // heads), 32, 1, num_warps=8, num_stages=_NUM_STAGES)
+    return Tiling(rows, heads, rows // heads, -(-group // heads), chunk, 1, num_warps=8, num_stages=_NUM_STAGES)
 
 
 def pow2_ceil(number: int) -> int:

@@ -52,6 +52,9 @@ _CASES = {
     "int8": _Case(16, (2, 4), 64, 40, kv_dtype=jnp.int8, options={"k_scale": 0.025, "v_scale": 0.03}),
     "float8_e4m3fn": _Case(16, (2, 2), 64, 20, kv_dtype=jnp.float8_e4m3fn, options={"k_scale": 2.0, "v_scale": 0.5}),
     "float8_e5m2": _Case(16, (1, 4), 64, 40, kv_dtype=jnp.float8_e5m2, has_sinks=True),
+    "int8 under bfloat16": _Case(
+        16, (2, 4), 64, 20, q_dtype=jnp.bfloat16, kv_dtype=jnp.int8, options={"k_scale": 0.025, "v_scale": 0.03}
+    ),
 }
 _MAX_CONTEXT = 301
 # (query length, context before it): none at all, decode, edges of blocks, chunks, splits and tiles, several tiles.
