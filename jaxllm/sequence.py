@@ -153,6 +153,8 @@ class SequenceGroup:
     """One request and its sequences.
 
     Attributes:
+      n: How many sequences the request wants.
+      is_beam_search: Whether they are found by beam search.
       seqs: By index. Only sequence 0 until the prompt is complete, then all n; in beam search the live beams, best
         first.
       hypotheses: The best beams that have ended, best first. Beam search only.
@@ -164,6 +166,8 @@ class SequenceGroup:
 
     __slots__ = (
         "request",
+        "n",
+        "is_beam_search",
         "seqs",
         "hypotheses",
         "eos_token_ids",
@@ -177,6 +181,8 @@ class SequenceGroup:
     def __init__(self, request: EngineCoreRequest, first: Sequence) -> None:
         params = request.sampling_params
         self.request = request
+        self.n = params.n
+        self.is_beam_search = params.use_beam_search
         self.seqs = [first]
         self.hypotheses: list[Hypothesis] = []
         self.eos_token_ids = frozenset(() if params.ignore_eos else request.eos_token_ids)
@@ -191,12 +197,8 @@ class SequenceGroup:
         return self.request.request_id
 
     @property
-    def is_beam_search(self) -> bool:
-        return self.request.sampling_params.use_beam_search
-
-    @property
     def is_forked(self) -> bool:
-        return len(self.seqs) == self.request.sampling_params.n
+        return len(self.seqs) == self.n
 
     @property
     def is_finished(self) -> bool:
@@ -222,4 +224,4 @@ class SequenceGroup:
         """
         if self.is_beam_search:
             return self.request.sampling_params.beam_width
-        return len(self.unfinished_seqs()) if self.is_forked else self.request.sampling_params.n
+        return len(self.unfinished_seqs()) if self.is_forked else self.n

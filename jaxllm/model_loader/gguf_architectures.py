@@ -10,6 +10,9 @@ from jaxllm.model_loader.gguf_reader import GGUFFile
 
 Config = dict[str, Any]
 
+# Read together with the metadata: they are the rotation's, and no weights.
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+
 _TOP_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -58,6 +61,7 @@ class GGUFArchitecture(NamedTuple):
       layers: Hugging Face's name of the list of layers.
       has_paired_rows: Whether the rows of q and k stand as llama.cpp rotates them, neighbours together.
       norm_offset: What norms are larger by than in Hugging Face's files.
+      may_rotate_part: Whether a part of each head may be rotated alone.
       transposed: Hugging Face's names, under `layers`, of matrices that it stores as [in, out].
     """
 
@@ -68,6 +72,7 @@ class GGUFArchitecture(NamedTuple):
     layers: str = "model.layers"
     has_paired_rows: bool = False
     norm_offset: float = 0.0
+    may_rotate_part: bool = False
     transposed: frozenset[str] = frozenset()
 
 
@@ -109,6 +114,32 @@ def _gpt2(gguf: GGUFFile) -> Config:
     }
 
 
+def _phi3(gguf: GGUFFile) -> Config:
+    num_heads = max(gguf.require("phi3.attention.head_count", int), 1)
+    head_dim = gguf.require("phi3.embedding_length", int) // num_heads
+    rotated = gguf.get("phi3.rope.dimension_count", int) or head_dim
+    config: Config = {
+        "partial_rotary_factor": rotated / max(head_dim, 1),
+        "sliding_window": gguf.get("phi3.attention.sliding_window", int),
+    }
+    names = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+    if all(name in gguf.tensors for name in names.values()):
+        config["rope_scaling"] = {
+            "rope_type": "longrope",
+            **{field: gguf.read(name).ravel().tolist() for field, name in names.items()},
+            "original_max_position_embeddings": gguf.require("phi3.rope.scaling.original_context_length", int),
+            "attention_factor": gguf.get("phi3.rope.scaling.attn_factor", float),
+        }
+    return config
+
+
+_PHI3_NAMES = {
+    **_PRE_NORM_NAMES,
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 _GPT2_NAMES = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -142,6 +173,7 @@ ARCHITECTURES = {
         transposed=frozenset({"attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"}),
     ),
     "llama": GGUFArchitecture("LlamaForCausalLM", _LLAMA_NAMES, has_paired_rows=True),
+    "phi3": GGUFArchitecture("Phi3ForCausalLM", _PHI3_NAMES, _phi3, may_rotate_part=True),
     "qwen2": GGUFArchitecture("Qwen2ForCausalLM", _LLAMA_NAMES),
     "qwen3": GGUFArchitecture("Qwen3ForCausalLM", {**_LLAMA_NAMES, **_HEAD_NORM_NAMES}),
 }

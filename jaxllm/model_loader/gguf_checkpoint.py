@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.exceptions import ModelLoadError, UnsupportedModelError
-from jaxllm.model_loader.gguf_architectures import ARCHITECTURES, GGUFArchitecture
+from jaxllm.model_loader.gguf_architectures import ARCHITECTURES, ROPE_TENSORS, GGUFArchitecture
 from jaxllm.model_loader.gguf_reader import GGUFFile
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)", re.ASCII)
@@ -47,7 +47,7 @@ class GGUFCheckpoint:
         self._stored_names = {
             huggingface_name(path, stored, self._family): stored
             for stored in self.gguf.tensors
-            if stored != _ROPE_FACTORS
+            if stored not in ROPE_TENSORS
         }
         self.config = _translate_config(self.gguf, architecture)
         self.generation_config: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def _translate_config(gguf: GGUFFile, architecture: str) -> dict[str, Any]:
     num_heads = gguf.require(key("attention.head_count"), int)
     hidden_size = gguf.require(key("embedding_length"), int)
     head_dim = gguf.get(key("attention.key_length"), int) or hidden_size // max(num_heads, 1)
-    _check_head_dim(gguf, architecture, head_dim)
+    _check_head_dim(gguf, architecture, head_dim, family.may_rotate_part)
     rope_theta = gguf.get(key("rope.freq_base"), float) or 10000.0
     return {
         "architectures": [family.architecture],
@@ -160,10 +160,11 @@ def _refuse_experts(gguf: GGUFFile, architecture: str) -> None:
         raise UnsupportedModelError(f"{gguf.path}: mixture-of-experts models of GGUF are not supported")
 
 
-def _check_head_dim(gguf: GGUFFile, architecture: str, head_dim: int) -> None:
+def _check_head_dim(gguf: GGUFFile, architecture: str, head_dim: int, may_rotate_part: bool) -> None:
     for name in ("rope.dimension_count", "attention.value_length"):
         length = gguf.get(f"{architecture}.{name}", int)
-        if length and length != head_dim:
+        is_part = may_rotate_part and name == "rope.dimension_count"
+        if length and length != head_dim and not is_part:
             raise UnsupportedModelError(
                 f"{gguf.path}: {architecture}.{name} must equal the head dimension {head_dim}, got {length}"
             )

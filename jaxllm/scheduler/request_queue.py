@@ -1,6 +1,6 @@
 """RequestQueue, Queues: groups in the policy's order, and who stands where. Know no budget and no block."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from jaxllm.scheduler.policy import QueueKey
@@ -12,28 +12,32 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._keys: list[QueueKey] = []
-        self._groups: dict[QueueKey, SequenceGroup] = {}
+        self._groups: list[SequenceGroup] = []  # in the keys' order
 
     def add(self, group: SequenceGroup) -> None:
-        assert group.queue_key not in self._groups
-        insort(self._keys, group.queue_key)
-        self._groups[group.queue_key] = group
+        assert group not in self
+        index = bisect_left(self._keys, group.queue_key)
+        self._keys.insert(index, group.queue_key)
+        self._groups.insert(index, group)
 
     def remove(self, group: SequenceGroup) -> None:
-        del self._groups[group.queue_key]
-        del self._keys[bisect_left(self._keys, group.queue_key)]
+        assert group in self
+        index = bisect_left(self._keys, group.queue_key)
+        del self._keys[index]
+        del self._groups[index]
 
     def first(self) -> SequenceGroup:
-        return self._groups[self._keys[0]]
+        return self._groups[0]
 
     def last(self) -> SequenceGroup:
-        return self._groups[self._keys[-1]]
+        return self._groups[-1]
 
     def __contains__(self, group: SequenceGroup) -> bool:
-        return group.queue_key in self._groups
+        index = bisect_left(self._keys, group.queue_key)
+        return index < len(self._keys) and self._keys[index] == group.queue_key
 
     def __iter__(self) -> Iterator[SequenceGroup]:
-        return (self._groups[key] for key in self._keys)
+        return iter(self._groups)
 
     def __len__(self) -> int:
         return len(self._keys)

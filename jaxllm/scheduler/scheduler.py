@@ -164,8 +164,7 @@ class Scheduler:
         """Appends draw 0 to the sequence itself; each further one starts child j, as draw j used seed + j."""
         seqs = [parent]
         if not group.is_forked:
-            n = group.request.sampling_params.n
-            seqs += [self._fork(group, parent, index) for index in range(1, n)]
+            seqs += [self._fork(group, parent, index) for index in range(1, group.n)]
         for seq, draw in zip(seqs, draws, strict=True):
             seq.append_token_id(draw.token_id)
             status = check_stop(group, seq, self.max_model_len)

@@ -13,9 +13,9 @@ class StepNews:
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
 
     def add_token(self, group: SequenceGroup, seq: Sequence, token: SampledToken) -> None:
-        self._groups[group.request_id] = group
+        self._groups[seq.request_id] = group
         output = SequenceOutput(seq.index, [token], seq.status.finish_reason, seq.stop_reason)
-        self._sequences.setdefault(group.request_id, []).append(output)
+        self._sequences.setdefault(seq.request_id, []).append(output)
 
     def add_hypotheses(self, group: SequenceGroup) -> None:
         """Adds the outcome of a beam search that is over."""

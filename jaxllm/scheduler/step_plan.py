@@ -37,9 +37,8 @@ class StepPlan:
         self.num_scheduled_tokens[seq.seq_id] = num_tokens
         is_last = seq.num_computed_tokens + num_tokens == seq.num_tokens
         self.num_partial_prefills += not is_last
-        n = group.request.sampling_params.n
-        if n > 1 and not group.is_beam_search and not group.is_forked and is_last:
-            self._num_samples[seq.seq_id] = n
+        if group.n > 1 and not group.is_beam_search and not group.is_forked and is_last:
+            self._num_samples[seq.seq_id] = group.n
         for block_idx, source, destination in allocation.replaced_blocks:
             self.blocks_to_copy.append((source, destination))
             if block_ids is None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
+from jaxllm.engine.async_mp_client import Connect
 from jaxllm.engine.front_end import FrontEnd
 from jaxllm.entrypoints.admission import AdmissionControl
 from jaxllm.entrypoints.grpc_server import descriptors
@@ -30,11 +31,11 @@ def long_front_end() -> FrontEnd:
 class RunningServer:
     """What a test sees of a server: its address, and its engine, which belongs to the server's loop."""
 
-    def __init__(self, load: Callable[[], FrontEnd], **settings: Any) -> None:
+    def __init__(self, load: Callable[[], FrontEnd], connect: Connect = ThreadCore, **settings: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.engine: AsyncLLMEngine = self.run(self._make_engine(load))
+        self.engine: AsyncLLMEngine = self.run(self._make_engine(load, connect))
         fields = {"port": 0, "model": "fake.gguf", "served_model_names": ["fake", "also-fake"], **settings}
         fields.setdefault("admission", AdmissionControl(None))
         self.settings = GrpcSettings(**fields)
@@ -72,8 +73,8 @@ class RunningServer:
         stats = self.run(self.engine.get_stats())
         return stats.num_running == stats.num_waiting == 0
 
-    async def _make_engine(self, load: Callable[[], FrontEnd]) -> AsyncLLMEngine:
-        return AsyncLLMEngine(load, connect=ThreadCore)
+    async def _make_engine(self, load: Callable[[], FrontEnd], connect: Connect) -> AsyncLLMEngine:
+        return AsyncLLMEngine(load, connect)
 
 
 @contextmanager
@@ -98,7 +99,9 @@ class Stub:
         self._service = descriptors.service(service_name)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = self._service.methods_by_name[name]
+        method = self._service.methods_by_name.get(name)
+        if method is None:
+            raise AttributeError(name)
         request_class = descriptors.message_class(method.input_type.full_name)
         make = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
         call = make(

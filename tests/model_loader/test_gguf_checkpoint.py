@@ -85,7 +85,8 @@ def test_other_architectures_are_named(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(
-        UnsupportedModelError, match="'mamba' is not supported; supported: gemma2, gemma3, gpt2, llama, qwen2, qwen3"
+        UnsupportedModelError,
+        match="'mamba' is not supported; supported: gemma2, gemma3, gpt2, llama, phi3, qwen2, qwen3",
     ):
         GGUFCheckpoint(tmp_path / "x.gguf")
 

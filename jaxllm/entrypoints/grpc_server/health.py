@@ -74,6 +74,7 @@ class HealthService:
         self._add_watchers(1)
         try:
             while True:
+                self._update()  # what is sent is never older than the asking
                 changed = self._changed
                 status = self._status if request.service in _NAMES else _Response.SERVICE_UNKNOWN
                 if status != sent:

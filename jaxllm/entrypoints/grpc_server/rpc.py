@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from jaxllm.entrypoints.grpc_server import descriptors
 from jaxllm.entrypoints.grpc_server.errors import Refusal, abort_with, to_refusal
@@ -56,16 +57,40 @@ def _method_handler(method: MethodDescriptor, function: Method) -> grpc.RpcMetho
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[method.client_streaming, method.server_streaming]
+    parse = _parser(method)
+    # Requests come as bytes: what can't be parsed is then refused like other mistakes.
     return make_handler(
-        _streaming(function) if method.server_streaming else _unary(function),
-        request_deserializer=descriptors.message_class(method.input_type.full_name).FromString,
+        _streaming(parse, function) if method.server_streaming else _unary(parse, function),
         response_serializer=descriptors.message_class(method.output_type.full_name).SerializeToString,
     )
 
 
-def _unary(function: Method) -> _Handler:
-    async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
+def _parser(method: MethodDescriptor) -> Callable[[Any], Any]:
+    """Returns what makes a message of bytes, or a stream of messages of a stream of bytes."""
+    request_class = descriptors.message_class(method.input_type.full_name)
+
+    def parse(data: bytes) -> Any:
         try:
+            return request_class.FromString(data)
+        except DecodeError:
+            raise Refusal(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "MALFORMED_MESSAGE",
+                f"the request is no {request_class.DESCRIPTOR.name}",
+            ) from None
+
+    async def parse_each(pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in pieces:
+            yield parse(data)
+
+    return parse_each if method.client_streaming else parse
+
+
+def _unary(parse: Callable[[Any], Any], function: Method) -> _Handler:
+    async def handle(data: Any, context: grpc.aio.ServicerContext) -> Any:
+        request = None
+        try:
+            request = parse(data)
             return await function(request, context)
         except Exception as error:
             await _refuse(error, request, context)
@@ -73,9 +98,11 @@ def _unary(function: Method) -> _Handler:
     return handle
 
 
-def _streaming(function: Method) -> _Handler:
-    async def handle(request: Any, context: grpc.aio.ServicerContext) -> None:
+def _streaming(parse: Callable[[Any], Any], function: Method) -> _Handler:
+    async def handle(data: Any, context: grpc.aio.ServicerContext) -> None:
+        request = None
         try:
+            request = parse(data)
             async with aclosing(function(request, context)) as responses:
                 async for response in responses:
                     async with asyncio.timeout(STALL_S):
@@ -91,7 +118,7 @@ async def _refuse(error: Exception, request: Any, context: grpc.aio.ServicerCont
         raise error
     if isinstance(error, TimeoutError):
         error = Refusal(grpc.StatusCode.ABORTED, "SLOW_READER", f"nothing was read for {STALL_S:g} s")
-    request_id = "" if isinstance(request, AsyncIterator) else request_id_of(request, context)
+    request_id = request_id_of(request, context) if isinstance(request, Message) else ""
     await abort_with(context, to_refusal(error), request_id)
 
 

@@ -157,8 +157,10 @@ def test_too_large_a_request(stub: Stub) -> None:
 def test_bytes_that_are_no_message(server: RunningServer, service_name: str) -> None:
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_unary(f"/{service_name}/Generate")
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError) as caught:
             call(b"\xff\xff\xff", timeout=60)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == "the request is no GenerateRequest"
         assert Stub(channel, descriptors.INFERENCE).GetStatus().phase == "ready"
 
 
