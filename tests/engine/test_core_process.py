@@ -385,16 +385,6 @@ def test_where_no_socket_can_be_made_the_way_out_is_told(sockets: Path, monkeypa
     folder.rmdir()  # empty
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_that_ends_leaves_the_core_alone(engine: LLMEngine) -> None:
-    pid = os.fork()
-    if not pid:
-        engine.shutdown()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert texts(engine, ["a"]) == ["bcdef"]
-
-
 def test_what_the_core_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     make_client(fake_config(f"{FAKES}:PrintsAWord"), "mp").shutdown()
     assert capfd.readouterr() == ("", "word\n")
