@@ -9,7 +9,7 @@ import argparse
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from pallas_kernels.aot.registry import KERNELS
 from pallas_kernels.aot.report import Row, format_table, summarize, to_json
@@ -26,16 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"compiling for {', '.join(targets)} needs {missing}: pip install 'jaxllm[aot]'", file=sys.stderr)
         return 2
     keys = select_rows(targets, is_fast=options.fast)
+    groups = group_rows(keys)
     rows = {}
-    for number, (key, answer) in enumerate(compile_rows(keys, os.cpu_count() or 1), start=1):
-        rows[key] = Row(key, answer["compiled"], answer["reason"], answer["figures"])
-        if options.json:
-            print(to_json(rows[key]), flush=True)
-        elif sys.stderr.isatty():
-            print(f"\r{number} of {len(keys)} rows", end="", file=sys.stderr, flush=True)
+    for first, answer in compile_rows(list(groups), os.cpu_count() or 1):
+        for key in groups[first]:
+            rows[key] = Row(key, answer["compiled"], answer["reason"], answer["figures"])
+            if options.json:
+                print(to_json(rows[key]), flush=True)
+        if sys.stderr.isatty():
+            print(f"\r{len(rows)} of {len(keys)} rows", end="", file=sys.stderr, flush=True)
     ordered = [rows[key] for key in keys]
+    if sys.stderr.isatty():
+        print("\r", end="", file=sys.stderr)
     if not options.json:
-        print("\r" + format_table(ordered))
+        print(format_table(ordered))
     print(summarize(ordered), file=sys.stderr)
     failures = [row for row in ordered if not row.compiled and KERNELS[row.key.kernel].must_compile(row.key)]
     for row in failures:
@@ -52,6 +56,15 @@ def select_rows(targets: Sequence[str], *, is_fast: bool) -> list[RowKey]:
         for target in targets
         if target in kernel.targets
     ]
+
+
+def group_rows(keys: Sequence[RowKey]) -> dict[RowKey, list[RowKey]]:
+    """Puts rows together that are the same program, so that it is compiled once; by the first of each."""
+    groups: dict[Hashable, list[RowKey]] = {}
+    for key in keys:
+        program = KERNELS[key.kernel].shapes[key.shape].program
+        groups.setdefault((key.kernel, key.target, program), []).append(key)
+    return {group[0]: group for group in groups.values()}
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

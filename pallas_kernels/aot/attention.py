@@ -15,6 +15,7 @@ from pallas_kernels.paged_attention import KVLayout, paged_attention
 from pallas_kernels.paged_attention.block_sizes import AttentionKey, find_tile_sizes
 from pallas_kernels.paged_attention.tpu import paged_attention_tpu
 from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, prefill_config
+from pallas_kernels.paged_attention.tpu_prefill import heads_at_a_time
 
 
 def build(shape: AttentionShape, target: TpuTarget | GpuTarget) -> Program:
@@ -149,9 +150,9 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tupl
     copies = {name: walk.blocks / max(walk.tiles, 1) for name, walk in walks.items()}
     trips = {
         "paged_attention_decode": Trips(bodies["decode"], copies["decode"]),
-        # Head after head, and a version with masks and one without.
+        # Some KV heads at a time, and a version with masks and one without.
         "paged_attention_prefill": Trips(
-            (*bodies["prefill"], walks["prefill"].parts * prefill.num_kv_heads),
+            (*bodies["prefill"], walks["prefill"].parts * (prefill.num_kv_heads // heads_at_a_time(prefill))),
             copies["prefill"],
             arms=(masked, 1 - masked),
         ),
@@ -164,6 +165,7 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tupl
         moved_bytes=sum(walk.blocks for walk in walks.values()) * layout.block_bytes + padded_qo,
         first_bytes=min(main.blocks_per_tile, shape.blocks_per_seq) * layout.block_bytes,
         kv_tokens=walks["decode"].parts * decode.compute_tokens if shape.batch.is_decode else 0,
+        product_width=shape.heads.head_dim,
     )
     return work, trips
 

@@ -1,6 +1,8 @@
 """JAX's in-tree ragged paged attention for TPUs, the kernel that ours is measured against."""
 
 import functools
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +16,13 @@ from pallas_kernels.aot.shapes import AttentionShape
 from pallas_kernels.aot.targets import TpuTarget
 from pallas_kernels.aot.trials import Trial, attention_trial
 
-_DEVICE = {"v5e": "TPU v5", "v5p": "TPU v5", "v6e": "TPU v6", "tpu7x": "TPU7x"}
-# What the kernel takes where its own table has no entry.
-_DEFAULT_BLOCKS = (128, 32)
+# Its table of tuned sizes by chip; that has nothing for tpu7x.
+_DEVICE = {"v5e": "TPU v5", "v5p": "TPU v5", "v6e": "TPU v6", "tpu7x": "TPU v6"}
 _LANES = 128
 
 
 def build(shape: AttentionShape, target: TpuTarget) -> Program:
-    """Makes the call with the block sizes that its own table gives for the chip. head_dim is padded to 128."""
+    """Makes the call with the sizes of the nearest entry of its own table. head_dim is padded to 128."""
     heads, batch = shape.heads, shape.batch
     head_dim = -(-heads.head_dim // _LANES) * _LANES
     kv_dtype = jnp.dtype(shape.kv_dtype)
@@ -61,6 +62,7 @@ def build(shape: AttentionShape, target: TpuTarget) -> Program:
             moved_bytes=tiles * tile_bytes + 2 * batch.num_tokens * heads.num_heads * head_dim * 2,
             first_bytes=tile_bytes / head_blocks,
             kv_tokens=tiles * tile_tokens if batch.is_decode else 0,
+            product_width=heads.head_dim,
         ),
         trips={"ragged_paged_attention_kernel": Trips((steps * head_blocks, pairs * head_blocks, tiles * head_blocks))},
     )
@@ -81,8 +83,17 @@ def _block_sizes(
             shape.blocks_per_seq,
         )
     )
-    pages, queries = TUNED_BLOCK_SIZES.get(_DEVICE[target.name], {}).get(key, _DEFAULT_BLOCKS)
+    table = TUNED_BLOCK_SIZES[_DEVICE[target.name]]
+    pages, queries = table[min(table, key=lambda entry: _distance(entry, key))]
     return min(shape.blocks_per_seq, pages), min(shape.batch.num_tokens, queries)
+
+
+def _distance(left: Sequence[str | int], right: Sequence[str | int]) -> float:
+    """How far two keys of the table are apart: a factor of two counts as much as another dtype."""
+    return sum(
+        abs(math.log2(a / b)) if isinstance(a, int) and isinstance(b, int) else float(a != b)
+        for a, b in zip(left, right, strict=True)
+    )
 
 
 def _trips(shape: AttentionShape, queries: int, tile_tokens: int) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ class Work(NamedTuple):
     first_bytes: float = 0  # of them, those that arrive before the first computation can start
     kv_tokens: int = 0  # KV tokens that the main loop goes over, for bundles per KV token; 0: no decode
     needed_int8_ops: float = 0  # multiplies and adds that a perfect kernel does in int8
+    product_width: int = 0  # the narrower side of its products, head_dim in attention; 0: wide enough for any chip
 
 
 class Trips(NamedTuple):

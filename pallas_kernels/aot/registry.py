@@ -50,8 +50,8 @@ def _import(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _of_batch(name: str) -> dict[str, AttentionShape]:
-    return {key: shape for key, shape in ATTENTION_SHAPES.items() if shape.batch.name == name}
+def _of_batches(*names: str) -> dict[str, AttentionShape]:
+    return {key: shape for key, shape in ATTENTION_SHAPES.items() if shape.batch.name in names}
 
 
 KERNELS = {
@@ -77,7 +77,7 @@ KERNELS = {
             name="kv_cache_update",
             builder="pallas_kernels.aot.memory:build_update",
             trial="pallas_kernels.aot.memory:update_trial",
-            shapes=ATTENTION_SHAPES,
+            shapes=_of_batches("decode-64x2048", "decode-256x2048", "prefill-2048"),
             fast_shapes=("Llama-3-8B decode-64x2048", "SmolLM2-135M prefill-2048"),
             targets=tuple(TPU_TARGETS),
         ),
@@ -85,7 +85,7 @@ KERNELS = {
             name="copy_blocks",
             builder="pallas_kernels.aot.memory:build_copy",
             trial="pallas_kernels.aot.memory:copy_trial",
-            shapes=_of_batch("decode-64x2048"),
+            shapes=_of_batches("decode-64x2048"),
             fast_shapes=("Llama-3-8B decode-64x2048",),
             targets=tuple(TPU_TARGETS),
         ),

@@ -23,6 +23,7 @@ _HEADER = (
     "MB moved",
     "est us",
     "share",
+    "reach",
     "in-tree us",
     "share",
 )
@@ -32,9 +33,10 @@ spills: vector registers stored and loaded in the inner loop. inner loop: bundle
 instructions of one warp (GPU); cycles: with the bundles that only wait. per KV: bundles per KV token, in decode.
 mxu, vpu: share of the matrix and vector units' issue slots that the inner loop uses. est us: estimated from the
 program and the chip's numbers, nothing was run; share: of the chip's roofline, bandwidth in decode and matrix rate in
-prefill. One TensorCore or one GPU. in-tree: JAX's own ragged paged attention, the same estimate. Lists of work, which
-all layers of a model share, aren't counted (once_a_step_cycles with --json). A GPU's estimate is a bound: it leaves
-latencies out."""
+prefill; reach: share of what the matrix units can do with products as narrow as head_dim: those of v6e and tpu7x are
+256 wide, so that half of their rate is the most with head_dim 128. One TensorCore or one GPU. in-tree: JAX's own
+ragged paged attention, the same estimate. What all layers of a model share isn't counted (once_a_step_cycles with
+--json). A GPU's estimate is a bound: it leaves latencies out."""
 
 
 class Row(NamedTuple):
@@ -92,6 +94,7 @@ def _cells(row: Row, baseline: Mapping[str, Any]) -> tuple[str, ...]:
         _number(figures["moved_bytes"] / 1e6, 1),
         _number(_microseconds(figures), 1),
         _percent(figures["roofline_share"]),
+        _percent(figures.get("reachable_share")),
         _number(_microseconds(other), 1),
         _percent(other.get("roofline_share")),
     )

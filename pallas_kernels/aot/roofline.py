@@ -21,6 +21,7 @@ class Estimate(NamedTuple):
     memory_s: float  # of the bytes moved
     total_s: float  # both, overlapped
     roofline_share: float  # of the chip's bandwidth or matrix rate, whichever binds a perfect kernel; 0 to 1
+    reachable_share: float  # the same with the matrix rate that products of this width can have
 
     def figures(self) -> dict[str, Any]:
         """The same for the table, in microseconds."""
@@ -29,6 +30,7 @@ class Estimate(NamedTuple):
             "memory_us": round(self.memory_s * 1e6, 2),
             "estimated_us": round(self.total_s * 1e6, 2),
             "roofline_share": round(self.roofline_share, 3),
+            "reachable_share": round(self.reachable_share, 3),
         }
 
 
@@ -109,7 +111,9 @@ def estimate(cycles: float, work: Work, target: TpuTarget) -> Estimate:
     compute_s = cycles / target.clock_hz
     memory_s = work.moved_bytes / target.hbm_bytes_per_s
     total_s = max(compute_s, memory_s) + work.first_bytes / target.hbm_bytes_per_s
-    return Estimate(compute_s, memory_s, total_s, ideal_seconds(work, target) / total_s)
+    ideal_s, width = ideal_seconds(work, target), min(work.product_width or target.mxu_width, target.mxu_width)
+    reachable_s = max(ideal_s, work.needed_flops / (target.bf16_flops * width / target.mxu_width))
+    return Estimate(compute_s, memory_s, total_s, ideal_s / total_s, reachable_s / total_s)
 
 
 def estimate_gpu(warp_instructions: float, num_programs: int, work: Work, target: GpuTarget) -> Estimate:
@@ -124,7 +128,8 @@ def estimate_gpu(warp_instructions: float, num_programs: int, work: Work, target
     compute_s = max(warp_instructions / rate, matrix_s)
     memory_s = work.needed_bytes / target.hbm_bytes_per_s
     total_s = max(compute_s, memory_s)
-    return Estimate(compute_s, memory_s, total_s, ideal_seconds(work, target) / total_s)
+    share = ideal_seconds(work, target) / total_s
+    return Estimate(compute_s, memory_s, total_s, share, share)
 
 
 def ideal_seconds(work: Work, target: TpuTarget | GpuTarget) -> float:

@@ -1,6 +1,7 @@
 """The table of shapes: attention of real models in the steps that a server runs. Knows no kernel and no chip."""
 
 import dataclasses
+from collections.abc import Hashable
 
 _CACHE_TOKENS = 1 << 19
 
@@ -50,6 +51,11 @@ class AttentionShape:
     def name(self) -> str:
         kv = {"bfloat16": "", "int8": " int8-kv", "float8_e4m3fn": " fp8-kv"}[self.kv_dtype]
         return f"{self.heads.model} {self.batch.name}{kv}"
+
+    @property
+    def program(self) -> Hashable:
+        """Equal for shapes that make the same programs: some models have the same heads."""
+        return dataclasses.replace(self, heads=dataclasses.replace(self.heads, model=""))
 
     @property
     def blocks_per_seq(self) -> int:
@@ -129,6 +135,11 @@ class MatmulShape:
     @property
     def name(self) -> str:
         return f"{self.weight} {self.scheme} T{self.num_tokens}"
+
+    @property
+    def program(self) -> Hashable:
+        """Equal for shapes that make the same programs."""
+        return self
 
     @property
     def group_size(self) -> int:

@@ -13,6 +13,7 @@ class TpuTarget:
     bf16_flops: float  # a second
     int8_ops: float  # a second; 0: no int8 matrix unit
     mxu_flops_per_cycle: int  # bf16, all matrix units
+    mxu_width: int  # rows and columns of a matrix unit: a narrower product takes as long
     vmem_bytes: int
     smem_bytes: int = 1 << 20
 
@@ -50,6 +51,7 @@ TPU_TARGETS = {
             bf16_flops=197e12,
             int8_ops=394e12,
             mxu_flops_per_cycle=_MXU_128,
+            mxu_width=128,
             vmem_bytes=128 * _MIB,
         ),
         TpuTarget(
@@ -59,6 +61,7 @@ TPU_TARGETS = {
             bf16_flops=229.5e12,
             int8_ops=459e12,
             mxu_flops_per_cycle=_MXU_128,
+            mxu_width=128,
             vmem_bytes=64 * _MIB,
         ),
         TpuTarget(
@@ -68,6 +71,7 @@ TPU_TARGETS = {
             bf16_flops=920e12,
             int8_ops=1840e12,
             mxu_flops_per_cycle=_MXU_256,
+            mxu_width=256,
             vmem_bytes=128 * _MIB,
         ),
         TpuTarget(
@@ -77,6 +81,7 @@ TPU_TARGETS = {
             bf16_flops=1155e12,
             int8_ops=0,
             mxu_flops_per_cycle=_MXU_256,
+            mxu_width=256,
             vmem_bytes=64 * _MIB,
         ),
     )

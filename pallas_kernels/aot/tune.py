@@ -74,7 +74,7 @@ def decode_candidates(start: TileSizes) -> list[TileSizes]:
 
 def prefill_candidates(start: TileSizes) -> list[TileSizes]:
     """Lists sizes to try in prefill, with the buffers that decode wants."""
-    sizes = itertools.product((256, 512, 1024), (512, 1024))
+    sizes = itertools.product((512, 1024, 2048), (512, 1024))
     return [dataclasses.replace(start, prefill_rows=rows, prefill_tokens=tokens) for rows, tokens in sizes]
 
 

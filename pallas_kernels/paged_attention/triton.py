@@ -272,10 +272,8 @@ def _load(place: Any, mask: jax.Array, dtype: jnp.dtype) -> jax.Array:
         return plgpu.load(place, mask=mask, other=0).astype(dtype)
     byte = lax.bitcast_convert_type(plgpu.load(place, mask=mask), jnp.int8)
     bits = jnp.where(mask, byte, 0).astype(jnp.int16)  # the lowering knows no fp8 zero to load instead
-    if place.dtype == jnp.float8_e5m2:
-        bits = bits << 8
-    else:
-        bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+    # e4m3: s eeee mmm, widened to ssss ssss s eeee mmm, becomes s 0 eeee mmm 000 0000.
+    bits = bits << 8 if place.dtype == jnp.float8_e5m2 else (bits << 7) & ~0x4000
     return lax.bitcast_convert_type(bits, jnp.float16).astype(dtype)
 
 

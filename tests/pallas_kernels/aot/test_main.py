@@ -53,6 +53,18 @@ def test_every_kernel_is_in_the_table_for_each_of_its_targets() -> None:
     assert len(set(rows)) == len(rows)
 
 
+def test_models_with_the_same_heads_are_compiled_once() -> None:
+    rows = [
+        RowKey("paged_attention", f"{model} decode-64x2048", target)
+        for model in ("Llama-3-8B", "Qwen3-32B", "Qwen3-4B", "Mixtral-8x7B")
+        for target in ("v5e", "v6e")
+    ]
+    groups = aot.group_rows(rows)
+    assert list(groups) == rows[:4]
+    assert groups[rows[0]] == [rows[0], rows[4], rows[6]]
+    assert groups[rows[2]] == [rows[2]]
+
+
 def test_fast_rows_are_rows_of_the_table() -> None:
     assert set(aot.select_rows(list(TARGETS), is_fast=True)) < set(aot.select_rows(list(TARGETS), is_fast=False))
 

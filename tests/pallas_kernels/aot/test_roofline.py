@@ -110,6 +110,15 @@ def test_prefill_bound_by_instructions_by_hand() -> None:
     assert times.roofline_share == pytest.approx(2**31 / 197e12 / 20e-6)
 
 
+def test_narrow_products_reach_a_part_of_the_matrix_rate() -> None:
+    # 920 GFLOP in products of 128 columns: 1 ms at v6e's rate, 2 ms with half of its 256 columns.
+    work = Work(needed_bytes=0, needed_flops=920e9, moved_bytes=0, product_width=128)
+    times = estimate(4e-3 * V6E.clock_hz, work, V6E)
+    assert (times.roofline_share, times.reachable_share) == pytest.approx((0.25, 0.5))
+    on_v5e = estimate(1, work, V5E)
+    assert on_v5e.reachable_share == on_v5e.roofline_share
+
+
 def test_padding_that_is_moved_costs_but_is_not_needed() -> None:
     work = Work(needed_bytes=1e6, needed_flops=0, moved_bytes=2e6)
     assert estimate(0, work, V6E).roofline_share == pytest.approx(0.5)
@@ -128,7 +137,7 @@ def test_gpu_is_bound_by_issue_memory_or_products() -> None:
     assert estimate_gpu(4 * 132 * 1830 * 5, 1000, work, H100).total_s == pytest.approx(5e-6)
     assert estimate_gpu(4 * 1830 * 5, 1, work, H100).total_s == pytest.approx(5e-6)
     heavy = work._replace(needed_flops=989e6 * 7)
-    assert estimate_gpu(0, 1000, heavy, H100) == (7e-6, 1e-6, 7e-6, 1.0)
+    assert estimate_gpu(0, 1000, heavy, H100) == (7e-6, 1e-6, 7e-6, 1.0, 1.0)
 
 
 def test_clocks_follow_from_the_matrix_rates() -> None:
