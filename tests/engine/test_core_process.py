@@ -385,36 +385,6 @@ def test_where_no_socket_can_be_made_the_way_out_is_told(sockets: Path, monkeypa
     folder.rmdir()  # empty
 
 
-_FORK = """
-import os
-from jaxllm.engine.core_process import CoreProcess
-from jaxllm.engine.sync_mp_client import SyncMPClient
-from tests.fakes.fake_cores import fake_config
-
-client = SyncMPClient(fake_config(), CoreProcess)
-pid = os.fork()
-if not pid:
-    client.shutdown()
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-print(client.get_stats().num_free_blocks)
-client.shutdown()
-"""
-
-
-def test_a_fork_that_ends_leaves_the_core_alone() -> None:
-    # In a process of its own: one that has loaded JAX should not be forked.
-    result = subprocess.run(
-        [sys.executable, "-c", _FORK],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        cwd=ROOT,
-    )
-    assert (result.returncode, result.stdout.strip()) == (0, "4096"), result.stderr
-
-
 def test_what_the_core_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     make_client(fake_config(f"{FAKES}:PrintsAWord"), "mp").shutdown()
     assert capfd.readouterr() == ("", "word\n")

@@ -117,8 +117,7 @@ def write_tiny_folder(path: Path, model: TinyModel, num_shards: int = 1, dtype: 
     """Writes a Hugging Face folder, with an index where there are several shards."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(model.config))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
-    _hugging_face_tokenizer(model).save(str(path / "tokenizer.json"))
+    write_tiny_tokenizer(path, model)
     tensors = {name: values.astype(dtype) for name, values in model.tensors.items()}
     if num_shards == 1:
         save_file(tensors, path / "model.safetensors")
@@ -131,6 +130,12 @@ def write_tiny_folder(path: Path, model: TinyModel, num_shards: int = 1, dtype: 
         weight_map |= dict.fromkeys(names, file_name)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return path
+
+
+def write_tiny_tokenizer(path: Path, model: TinyModel) -> None:
+    """Writes the vocabulary and the chat template beside a Hugging Face model."""
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    _hugging_face_tokenizer(model).save(str(path / "tokenizer.json"))
 
 
 def gguf_name(name: str) -> str:

@@ -8,9 +8,12 @@
     reflection.py           grpc.reflection v1 and v1alpha
     engine_door.py          what both inference services ask the engine through
     convert.py              jaxllm.v1 messages <-> engine types; vllm_convert.py does it for the other contract
+    deltas.py               outputs that hold everything -> what is new
+    tokenizer_archive.py    the tokenizer as a zip archive, for gateways
     errors.py               our exceptions -> status codes with google.rpc details, in one table
     auth.py                 the API key
     rpc.py                  methods of ours -> handlers of grpc
+    settings.py             what the server is started with
     descriptors.py          message classes, from protos/descriptors.binpb (scripts/build_protos makes it)
 ```
 """

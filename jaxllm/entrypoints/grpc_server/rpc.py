@@ -105,19 +105,24 @@ def _streaming(parse: Callable[[Any], Any], function: Method) -> _Handler:
             request = parse(data)
             async with aclosing(function(request, context)) as responses:
                 async for response in responses:
-                    async with asyncio.timeout(STALL_S):
-                        await context.write(response)
+                    await _write(response, context)
         except Exception as error:
             await _refuse(error, request, context)
 
     return handle
 
 
+async def _write(response: Any, context: grpc.aio.ServicerContext) -> None:
+    try:
+        async with asyncio.timeout(STALL_S):
+            await context.write(response)
+    except TimeoutError:
+        raise Refusal(grpc.StatusCode.ABORTED, "SLOW_READER", f"nothing was read for {STALL_S:g} s") from None
+
+
 async def _refuse(error: Exception, request: Any, context: grpc.aio.ServicerContext) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if isinstance(error, TimeoutError):
-        error = Refusal(grpc.StatusCode.ABORTED, "SLOW_READER", f"nothing was read for {STALL_S:g} s")
     request_id = request_id_of(request, context) if isinstance(request, Message) else ""
     await abort_with(context, to_refusal(error), request_id)
 

@@ -5,9 +5,10 @@
 """
 
 import asyncio
+import logging
+import os
 import signal
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.entrypoints.openai.serving_engine import ServingEngine
@@ -41,21 +42,22 @@ class Lifecycle:
         self._side = side
         self._shutdown_timeout_s = shutdown_timeout_s
         self._loop = asyncio.get_running_loop()
-        self._signals: list[int] = []
-        self._first_signal = asyncio.Event()
-        self._second_signal = asyncio.Event()
+        self._signal: int | None = None
+        self._is_asked = asyncio.Event()
 
     def on_signal(self, number: int) -> None:
-        """The first signal asks to drain, the second to end at once."""
-        self._signals.append(number)
-        event = self._first_signal if len(self._signals) == 1 else self._second_signal
-        self._loop.call_soon_threadsafe(event.set)
+        """The first signal asks to drain. The second ends the process here and now; the engine's follows by itself."""
+        if self._signal is not None:
+            logging.shutdown()
+            os._exit(128 + number)
+        self._signal = number
+        self._loop.call_soon_threadsafe(self._is_asked.set)
 
     async def run(self) -> int:
         """Returns the exit code, once everything that can still be answered has been."""
         engine = self._serving.engine
         watching = asyncio.ensure_future(_until_dead(engine))
-        asked = asyncio.ensure_future(self._first_signal.wait())
+        asked = asyncio.ensure_future(self._is_asked.wait())
         try:
             await asyncio.wait({watching, asked}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
@@ -70,36 +72,20 @@ class Lifecycle:
         _logger.error("%s; the server ends with exit code %d", " ".join(str(error).split()), code)
         if self._serving.was_ready:
             # Streams get their last events, and probes see that nothing more is to be had.
-            await self._before_second_signal(asyncio.sleep(_LINGER_S))
+            await asyncio.sleep(_LINGER_S)
         if self._side is not None:
             await self._side.stop(0.0)
         return code
 
     async def _drain(self) -> int:
-        name = signal.Signals(self._signals[0]).name
+        assert self._signal is not None
         self._serving.is_draining = True
-        num_requests = self._serving.engine.num_unfinished_requests
-        _logger.info("%s: draining %d requests, %g s at most", name, num_requests, self._shutdown_timeout_s)
-        if await self._before_second_signal(self._stop_all()):
-            return EXIT_OK
-        self._serving.engine.kill()
-        return 128 + self._signals[1]
-
-    async def _stop_all(self) -> None:
-        stopping = [] if self._side is None else [self._side.stop(self._shutdown_timeout_s)]
-        await asyncio.gather(self._serving.engine.shutdown(self._shutdown_timeout_s), *stopping)
-
-    async def _before_second_signal(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Waits for `work`, or a second signal if that comes first. Returns whether the work was done."""
-        working = asyncio.ensure_future(work)
-        second = asyncio.ensure_future(self._second_signal.wait())
-        await asyncio.wait({working, second}, return_when=asyncio.FIRST_COMPLETED)
-        second.cancel()
-        if working.done():
-            working.result()
-            return True
-        working.cancel()
-        return False
+        engine, timeout_s = self._serving.engine, self._shutdown_timeout_s
+        name = signal.Signals(self._signal).name
+        _logger.info("%s: draining %d requests, %g s at most", name, engine.num_unfinished_requests, timeout_s)
+        stopping = [] if self._side is None else [self._side.stop(timeout_s)]
+        await asyncio.gather(engine.shutdown(timeout_s), *stopping)
+        return EXIT_OK
 
 
 async def _until_dead(engine: AsyncLLMEngine) -> JaxllmError:
