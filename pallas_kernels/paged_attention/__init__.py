@@ -1,7 +1,6 @@
 """Attention over a KV cache that lies in blocks."""
 
 from importlib import import_module
-from typing import Any
 
 import jax
 
@@ -57,18 +56,21 @@ def paged_attention(
     backend = choose_backend(backend)
     _check_shapes(q, kv, backend)
     _check_options(q, sliding_window, logit_soft_cap, sinks)
-    options: dict[str, Any] = {}
-    if sliding_window is not None:
-        options["sliding_window"] = sliding_window
-    if logit_soft_cap is not None:
-        options["logit_soft_cap"] = logit_soft_cap
-    if sinks is not None:
-        options["sinks"] = sinks
-    if (k_scale, v_scale) != (1.0, 1.0):
-        options["k_scale"], options["v_scale"] = k_scale, v_scale
     module = import_module(f"pallas_kernels.paged_attention.{backend}")
-    function = getattr(module, _FUNCTIONS[backend])
-    return function(q, *kv, block_tables, seq_lens, query_start_loc, scale=scale, **options).astype(q.dtype)
+    out = getattr(module, _FUNCTIONS[backend])(
+        q,
+        *kv,
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        scale=scale,
+        sliding_window=sliding_window,
+        logit_soft_cap=logit_soft_cap,
+        sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+    return out.astype(q.dtype)
 
 
 def _check_shapes(q: jax.Array, kv: tuple[jax.Array, ...], backend: str) -> None:
