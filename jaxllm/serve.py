@@ -72,6 +72,8 @@ def grpc_starter(settings: ServerSettings, model: str) -> "StartSideServer | Non
         grpc_settings = GrpcSettings(
             host=settings.host,
             port=port,
+            tls=settings.tls,
+            logs_requests=settings.logs_requests,
             api_keys=settings.api_keys,
             model=model,
             served_model_names=settings.served_model_names,

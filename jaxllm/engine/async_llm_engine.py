@@ -264,7 +264,7 @@ class AsyncLLMEngine:
         if client is not None:
             client.shutdown()
         self._end_loading(EngineDeadError("the engine was shut down while it loaded"))
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
 
     def _load(self, load: Callable[[], FrontEnd]) -> None:
         """Reads what the front end needs, then starts the core. Runs on a thread of its own."""
@@ -428,6 +428,7 @@ class AsyncLLMEngine:
         """Calls a function, on a thread if its input is large."""
         if size <= _INLINE_SIZE:
             return function(*args)
+        self._check_alive()
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
 

@@ -18,7 +18,6 @@ standard input, whose writing end we hold: when a process dies, the kernel close
 
 import contextlib
 import os
-import queue
 import select
 import shutil
 import signal
@@ -67,11 +66,18 @@ class CoreProcess:
         self._is_shutting_down = False
         self._is_ready = False
         self._process: subprocess.Popen[bytes] | None = None
-        started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._start_error: Exception | None = None
+        self._has_started = threading.Event()
         # The parent-death signal comes when the *thread* that spawned ends: so that one watches to the end.
-        self._watcher = threading.Thread(target=self._watch, args=(started,), name="engine-watcher", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="engine-watcher", daemon=True)
         self._watcher.start()
-        error = started.get()
+        try:
+            self._has_started.wait()
+        except BaseException:  # Ctrl-C
+            self._has_started.wait()
+            self.shutdown()
+            raise
+        error = self._start_error
         if error is not None:
             raise EngineDeadError(
                 f"the engine process, with sockets in {self._folder}, can't be started: {error}; "
@@ -109,7 +115,7 @@ class CoreProcess:
             self._process.kill()
             self._watcher.join()
 
-    def _watch(self, started: "queue.SimpleQueue[BaseException | None]") -> None:
+    def _watch(self) -> None:
         """Spawns the child, passes on what it says until it has gone, and clears up."""
         output = self._context.socket(zmq.PULL)
         output.set_hwm(0)
@@ -117,11 +123,12 @@ class CoreProcess:
             self._input.bind(f"ipc://{self._folder}/input")
             output.bind(f"ipc://{self._folder}/output")
             sentinel, self._process = _spawn(self._folder)
-        except BaseException as error:
+        except Exception as error:
+            self._start_error = error
             self._close(output)
-            started.put(error)
             return
-        started.put(None)
+        finally:
+            self._has_started.set()
         failure = self._listen(output, sentinel)
         os.close(sentinel)
         exit_code = self._process.wait()

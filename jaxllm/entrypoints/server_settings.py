@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxllm import envs
+from jaxllm.entrypoints.tls import TlsFiles
 from jaxllm.exceptions import ConfigError
 from jaxllm.logger import LogFormat
 
@@ -24,6 +25,7 @@ class ServerSettings:
       host: Address to listen on.
       port: HTTP port; 0 takes a free one.
       grpc_port: gRPC port; None starts no gRPC server.
+      tls: The certificates of both servers; None leaves everything in the clear.
       api_keys: A client must bring one of them; none lets everybody in.
       is_insecure: Whether an address that others can reach may be served without a key.
       served_model_names: What clients call the model; answers carry the first.
@@ -36,6 +38,7 @@ class ServerSettings:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     grpc_port: int | None = None
+    tls: TlsFiles | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     is_insecure: bool = False
     served_model_names: tuple[str, ...]
@@ -95,6 +98,9 @@ class ServerSettings:
         add("--host", default=DEFAULT_HOST, help=f"address to listen on (default: {DEFAULT_HOST})")
         add("--port", type=int, default=DEFAULT_PORT, help=f"HTTP port; 0 takes a free one (default: {DEFAULT_PORT})")
         add("--grpc-port", type=int, metavar="PORT", help="serve gRPC on this port as well, usually 50051")
+        add("--ssl-certfile", metavar="FILE", help="serve HTTPS and gRPC over TLS with this certificate (PEM)")
+        add("--ssl-keyfile", metavar="FILE", help="its key (PEM, without a password)")
+        add("--ssl-ca-certs", metavar="FILE", help="clients must bring a certificate that one of these has signed")
         add("--api-key", action="append", default=[], metavar="KEY", help="clients must bring it; may be repeated")
         add("--insecure", action="store_true", help="serve an address that others can reach without a key")
         add("--served-model-name", nargs="+", metavar="NAME", help="what clients call the model (default: --model)")
@@ -134,6 +140,7 @@ class ServerSettings:
             host=args.host,
             port=args.port,
             grpc_port=args.grpc_port,
+            tls=TlsFiles.from_flags(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs),
             api_keys=tuple(args.api_key) + (() if env_key is None else (env_key,)),
             is_insecure=args.insecure,
             served_model_names=tuple(args.served_model_name or (args.model,)),

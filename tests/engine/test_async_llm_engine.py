@@ -36,7 +36,7 @@ from tests.fakes.fake_cores import FAKES, ThreadCore, fake_config, fake_front_en
 
 T = TypeVar("T")
 LINKS = pytest.mark.parametrize("connect", [ThreadCore, CoreProcess])
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 def greedy(max_tokens: int, **params: Any) -> SamplingParams:
@@ -86,6 +86,11 @@ async def collect(stream: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
 
 async def last(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
     return (await collect(stream))[-1]
+
+
+def core_pid(engine: AsyncLLMEngine) -> int:
+    assert engine._client is not None and isinstance(engine._client._link, CoreProcess)
+    return engine._client._link.pid
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:
@@ -363,8 +368,7 @@ def test_check_9_kill_9_of_the_core_is_told_to_every_stream() -> None:
         streams = [asyncio.create_task(collect(engine.generate("a", greedy(120), f"r{index}"))) for index in range(31)]
         streams.append(asyncio.create_task(collect(engine.generate("?", greedy(1), "endless"))))
         await wait_for(lambda: engine.num_unfinished_requests == 32)
-        (core,) = [child for child in psutil.Process().children() if "engine_core_proc" in " ".join(child.cmdline())]
-        os.kill(core.pid, signal.SIGKILL)
+        os.kill(core_pid(engine), signal.SIGKILL)
         for result in await asyncio.gather(*streams, return_exceptions=True):
             assert isinstance(result, EngineDeadError) and "was ended by SIGKILL" in str(result)
         assert engine.status().phase == "dead"
@@ -374,8 +378,7 @@ def test_check_9_kill_9_of_the_core_is_told_to_every_stream() -> None:
 
 def test_a_death_shows_though_nobody_asks_anything() -> None:
     async def scenario(engine: AsyncLLMEngine) -> None:
-        (core,) = [child for child in psutil.Process().children() if "engine_core_proc" in " ".join(child.cmdline())]
-        os.kill(core.pid, signal.SIGKILL)
+        os.kill(core_pid(engine), signal.SIGKILL)
         await wait_for(lambda: engine.status().phase == "dead")
 
     run(scenario, CoreProcess)
@@ -468,6 +471,29 @@ def test_nothing_else_waits_for_long_texts() -> None:
     run(scenario)
 
 
+def test_a_prompt_that_is_still_being_tokenized_fails_at_shutdown() -> None:
+    may_go_on = threading.Event()
+
+    class Slow(ByteTokenizer):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            may_go_on.wait(PATIENCE_S)
+            return super().encode(text)[:5]
+
+    async def main() -> None:
+        engine = AsyncLLMEngine(lambda: FrontEnd(fake_config(), Slow(), [257]), ThreadCore)
+        await engine.wait_ready()
+        tasks = [asyncio.create_task(last(engine.generate("a" * 9000, greedy(1), f"r{index}"))) for index in range(6)]
+        await asyncio.sleep(0.05)
+        await engine.shutdown()
+        may_go_on.set()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, EngineDeadError)
+        with pytest.raises(EngineDeadError):
+            await engine.encode("a" * 9000)
+
+    asyncio.run(main())
+
+
 def test_generate_waits_for_the_model_and_status_tells_how_far_it_is() -> None:
     async def main() -> None:
         engine = AsyncLLMEngine(lambda: fake_front_end(fake_config(f"{FAKES}:SlowToLoad")), CoreProcess)
@@ -524,7 +550,7 @@ def test_shutdown_while_loading_does_not_wait(moment: str) -> None:
         with pytest.raises(EngineDeadError):
             await waiting
         assert not engine.errored
-        assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        assert not psutil.pid_exists(core_pid(engine))
 
     asyncio.run(main())
 
@@ -537,13 +563,14 @@ def test_shutdown_before_the_front_end_is_loaded_starts_no_core() -> None:
         return fake_front_end()
 
     async def main() -> None:
+        before = psutil.Process().children()
         engine = AsyncLLMEngine(load, CoreProcess)
         await engine.shutdown()
         may_load.set()
         with pytest.raises(EngineDeadError):
             await engine.wait_ready()
         await asyncio.sleep(0.1)
-        assert psutil.Process().children() == []
+        assert psutil.Process().children() == before and engine._client is None
 
     asyncio.run(main())
 

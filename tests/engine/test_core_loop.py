@@ -22,7 +22,7 @@ from jaxllm.sampling_params import SamplingParams
 from tests.fakes.engines import engine_config
 from tests.fakes.fake_executor import FakeExecutor
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 class Loop:

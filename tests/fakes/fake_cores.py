@@ -4,6 +4,7 @@ config = fake_config("tests.fakes.fake_cores:AlphabetExecutor")
 engine = AsyncLLMEngine(lambda: FrontEnd(config, ByteTokenizer(), [257]), connect=ThreadCore)
 """
 
+import ctypes
 import dataclasses
 import queue
 import threading
@@ -79,6 +80,16 @@ class NeverLoads(AlphabetExecutor):
         with progress_bar(2, "loading weights", "B") as bar:
             bar.update(1)
             time.sleep(3600)
+        return super().initialize()
+
+
+class HoldsEveryThread(AlphabetExecutor):
+    """Ends in a native call that lets no Python thread run, after half a second."""
+
+    def initialize(self) -> KVCacheInfo:
+        with progress_bar(1, "loading weights", "B"):
+            time.sleep(0.5)
+            ctypes.PyDLL(None).sleep(3600)
         return super().initialize()
 
 

@@ -77,10 +77,19 @@ class ServerProcess:
 
 
 @contextmanager
-def start_server(executor: str, *flags: str, waits: bool = True) -> Iterator[ServerProcess]:
-    """Starts a server on a free port; ends it, and prints its log, when the test has ended."""
+def start_server(executor: str, *flags: str, waits: bool = True, folder: str | None = None) -> Iterator[ServerProcess]:
+    """Starts a server on a free port; ends it, and prints its log, when the test has ended.
+
+    Args:
+      executor: "module:class".
+      *flags: Of jaxllm.serve.
+      waits: Whether to wait until it is ready.
+      folder: Where it makes its temporary files, if not in the usual place.
+    """
     command = [sys.executable, "-m", "tests.fakes.fake_server", executor, "--port", "0", *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAXLLM_")}
+    if folder is not None:
+        environment["TMPDIR"] = folder
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         process = subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log, env=environment)
         server = ServerProcess(process, "", log)

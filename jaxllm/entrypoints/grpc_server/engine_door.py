@@ -22,11 +22,13 @@ from jaxllm.entrypoints.grpc_server.rpc import request_id_of
 from jaxllm.entrypoints.grpc_server.settings import GrpcSettings
 from jaxllm.entrypoints.sampling_defaults import sampling_defaults
 from jaxllm.exceptions import InvalidRequestError
+from jaxllm.logger import get_logger
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _RETRY_LOADING_S = 5.0
+_logger = get_logger(__name__)
 
 
 class EngineDoor:
@@ -118,6 +120,7 @@ class EngineDoor:
         self.check_ready()
         self._check_priority(priority)
         engine_id = f"grpc-{next(self._counter)}-{name}"
+        start_s, outcome = time.monotonic(), "not finished"
         with self.settings.admission.admit(params.n) as ticket:
             self._enter(name, engine_id)
             try:
@@ -129,8 +132,11 @@ class EngineDoor:
                         if self._is_over and _is_aborted(output):
                             raise _draining("the server shut down before the request was finished")
                         yield output
+                outcome = "finished"
             finally:
                 self._leave(name, engine_id)
+                if self.settings.logs_requests:
+                    _logger.info("%s: gRPC request %s after %d ms", name, outcome, 1000 * (time.monotonic() - start_s))
 
     async def abort(self, names: Sequence[str]) -> list[str]:
         """Aborts the requests of these names and returns those names that had any."""

@@ -147,7 +147,7 @@ class InferenceService:
         )
         if info is not None:
             reply.num_blocks = reply.num_free_blocks = info.num_device_blocks - 1  # block 0 is nobody's
-        if stats is not None:
+        if stats is not None and engine.num_unfinished_requests:  # they are of the latest step, which may be long ago
             reply.num_running, reply.num_waiting = stats.num_running, stats.num_waiting
             reply.num_free_blocks = stats.num_free_blocks
         return reply

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 
@@ -16,6 +17,7 @@ from jaxllm.entrypoints.grpc_server.rpc import service_handler
 from jaxllm.entrypoints.grpc_server.settings import GrpcSettings
 from jaxllm.entrypoints.grpc_server.vllm_service import VllmEngineService
 from jaxllm.entrypoints.server_settings import bind_port
+from jaxllm.entrypoints.tls import TlsFiles
 from jaxllm.exceptions import ConfigError
 from jaxllm.logger import get_logger
 
@@ -69,7 +71,7 @@ async def start_grpc_server(engine: AsyncLLMEngine, settings: GrpcSettings) -> G
     """Starts listening at once; calls that need the model are refused until it is loaded.
 
     Raises:
-      ConfigError: The address can't be listened at, or a certificate can't be used.
+      ConfigError: The address can't be listened on.
     """
     door = EngineDoor(engine, settings)
     health = HealthService(door)
@@ -99,21 +101,16 @@ def _listen(server: grpc.aio.Server, settings: GrpcSettings) -> int:
         # grpc's own error names no reason, and is printed as well.
         bind_port(settings.host, settings.port, "--grpc-port").close()
     try:
-        if settings.ssl_certfile is None:
+        if settings.tls is None:
             port = server.add_insecure_port(address)
         else:
-            port = server.add_secure_port(address, _credentials(settings))
+            port = server.add_secure_port(address, _credentials(settings.tls))
     except RuntimeError:
         raise ConfigError(f"gRPC can't listen on {address}; set --host or --grpc-port") from None
     return 0 if address.startswith("unix:") else int(port)
 
 
-def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials:
-    if settings.ssl_certfile is None or settings.ssl_keyfile is None:
-        raise ConfigError("TLS needs a certificate and its key; set --ssl-certfile and --ssl-keyfile")
-    try:
-        chain, key = settings.ssl_certfile.read_bytes(), settings.ssl_keyfile.read_bytes()
-        roots = None if settings.ssl_ca_certs is None else settings.ssl_ca_certs.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: can't be read: {error.strerror}") from None
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    chain, key = Path(tls.certfile).read_bytes(), Path(tls.keyfile).read_bytes()
+    roots = None if tls.ca_certs is None else Path(tls.ca_certs).read_bytes()
     return grpc.ssl_server_credentials([(key, chain)], root_certificates=roots, require_client_auth=roots is not None)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from jaxllm.entrypoints.admission import AdmissionControl
+from jaxllm.entrypoints.tls import TlsFiles
 
 DEFAULT_PORT = 50051
 
@@ -21,8 +21,8 @@ class GrpcSettings:
       served_model_names: The names that clients may ask for; the first stands in answers.
       admission: Who may wait; shared with the HTTP server.
       uses_generation_config: Whether the model's own sampling defaults hold for requests that bring none.
-      ssl_certfile, ssl_keyfile: The server's certificate chain and key, PEM; both or none.
-      ssl_ca_certs: Callers must bring a certificate signed by one of these.
+      logs_requests: Whether each request makes a log line, without anything of its prompt.
+      tls: Certificates; None leaves everything in the clear.
     """
 
     host: str = "127.0.0.1"
@@ -32,9 +32,8 @@ class GrpcSettings:
     served_model_names: Sequence[str]
     admission: AdmissionControl
     uses_generation_config: bool = True
-    ssl_certfile: Path | None = None
-    ssl_keyfile: Path | None = None
-    ssl_ca_certs: Path | None = None
+    logs_requests: bool = False
+    tls: TlsFiles | None = None
 
     @property
     def address(self) -> str:

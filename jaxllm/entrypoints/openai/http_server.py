@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import FrameType
@@ -20,6 +21,7 @@ from jaxllm.entrypoints.openai.lifecycle import Lifecycle, SideServer
 from jaxllm.entrypoints.openai.metrics_page import MetricsPage
 from jaxllm.entrypoints.openai.serving_engine import ServingEngine
 from jaxllm.entrypoints.server_settings import ServerSettings
+from jaxllm.entrypoints.tls import TlsFiles
 from jaxllm.exceptions import JaxllmError
 from jaxllm.logger import get_logger
 
@@ -54,7 +56,7 @@ async def _serve(
     app = Gate(build_app(serving, page), admission, settings.api_keys, settings.allowed_hosts, settings.logs_requests)
     side = None if start_side is None else await start_side(engine, admission)
     lifecycle = Lifecycle(serving, side, settings.shutdown_timeout_s)
-    http = _HttpServer(app, lifecycle.on_signal)
+    http = _HttpServer(app, settings.tls, lifecycle.on_signal)
     serving_http = asyncio.create_task(http.serve(sockets=[listener]))
     counting = asyncio.create_task(_count(serving, page))
     host, port = listener.getsockname()[:2]
@@ -88,11 +90,16 @@ async def _count(serving: ServingEngine, page: MetricsPage) -> None:
 class _HttpServer(uvicorn.Server):
     """uvicorn, whose signals go to our lifecycle: it would stop listening at once, where we drain first."""
 
-    def __init__(self, app: ASGIApp, on_signal: Callable[[int], None]) -> None:
+    def __init__(self, app: ASGIApp, tls: TlsFiles | None, on_signal: Callable[[int], None]) -> None:
+        wants_client_certs = tls is not None and tls.ca_certs is not None
         super().__init__(
             uvicorn.Config(
                 app,
                 http="httptools",
+                ssl_certfile=None if tls is None else tls.certfile,
+                ssl_keyfile=None if tls is None else tls.keyfile,
+                ssl_ca_certs=None if tls is None else tls.ca_certs,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if wants_client_certs else ssl.CERT_NONE,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -80,7 +80,9 @@ def test_it_hits_a_deadline(server: RunningServer, client: ReflectionClient, nam
     server.wait_until_idle()
 
 
-@pytest.mark.parametrize("symbol", ["jaxllm.v1.Nothing", "", "jaxllm.v1.Inference.Generate.more"])
+@pytest.mark.parametrize(
+    "symbol", ["jaxllm.v1.Nothing", "jaxllm.v1.Inference.Nothing", "", "jaxllm.v1.Inference.Generate.more"]
+)
 def test_unknown_symbols_are_an_error(client: ReflectionClient, symbol: str) -> None:
     response = client.ask(file_containing_symbol=symbol or " ")
     assert response.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]

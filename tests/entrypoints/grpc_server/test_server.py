@@ -1,7 +1,7 @@
 """The server as a whole: keys, ports, names, aborts, drain, readers that don't read."""
 
 import datetime
-import subprocess
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +13,9 @@ import pytest
 
 from jaxllm.entrypoints.grpc_server import descriptors, rpc
 from jaxllm.entrypoints.grpc_server.server import MAX_REQUEST_BYTES
+from jaxllm.entrypoints.tls import TlsFiles
 from jaxllm.exceptions import ConfigError
+from tests.fakes.certificates import make_certificate
 from tests.fakes.grpc_servers import LONG, RunningServer, Stub, running_server, stub_of
 
 ENDLESS = {"temperature": 0, "max_tokens": LONG}
@@ -114,36 +116,20 @@ def test_an_address_of_ip_version_6() -> None:
         assert Stub(channel, descriptors.INFERENCE).GetStatus().phase == "ready"
 
 
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*command, "-keyout", key, "-out", certificate, *names], check=True, capture_output=True)
-    return certificate, key
-
-
 def test_tls_both_ways(tmp_path: Path) -> None:
     (chain, key), (client_chain, client_key) = (make_certificate(tmp_path, name) for name in ("server", "client"))
     credentials = grpc.ssl_channel_credentials(
         chain.read_bytes(), private_key=client_key.read_bytes(), certificate_chain=client_chain.read_bytes()
     )
     stranger = grpc.ssl_channel_credentials(chain.read_bytes())
-    with running_server(ssl_certfile=chain, ssl_keyfile=key, ssl_ca_certs=client_chain) as server:
+    tls = TlsFiles(certfile=str(chain), keyfile=str(key), ca_certs=str(client_chain))
+    with running_server(tls=tls) as server:
         with grpc.secure_channel(server.address, credentials) as channel:
             assert Stub(channel, descriptors.INFERENCE).GetStatus().phase == "ready"
         for bad_channel in (grpc.secure_channel(server.address, stranger), grpc.insecure_channel(server.address)):
             with bad_channel, pytest.raises(grpc.RpcError) as caught:
                 Stub(bad_channel, descriptors.INFERENCE).GetStatus()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-def test_a_certificate_that_isnt_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no.crt: can't be read: No such file"):
-        with running_server(ssl_certfile=tmp_path / "no.crt", ssl_keyfile=tmp_path / "no.key"):
-            pass
-    with pytest.raises(ConfigError, match="set --ssl-certfile and --ssl-keyfile"):
-        with running_server(ssl_certfile=tmp_path / "no.crt"):
-            pass
 
 
 def test_too_large_a_request(stub: Stub) -> None:
@@ -277,19 +263,51 @@ def test_many_streams_half_of_them_dropped(server: RunningServer, stub: Stub) ->
     server.wait_until_idle()
 
 
+def test_requests_are_logged_where_that_is_asked_for() -> None:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("jaxllm.entrypoints.grpc_server.engine_door")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        for is_wanted in (True, False):
+            with running_server(logs_requests=is_wanted) as server, stub_of(server) as stub:
+                stub.Generate(text="secret", request_id="one", sampling_params={"max_tokens": 1})
+                stream = stub.GenerateStream(text="secret", request_id="two", sampling_params=ENDLESS)
+                next(stream)
+                assert stub.GetStatus().num_running == 1
+                stream.cancel()
+                server.wait_until_idle()
+                assert stub.GetStatus().num_running == 0
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    assert [line.partition(" after ")[0] for line in lines] == [
+        "one: gRPC request finished",
+        "two: gRPC request not finished",
+    ]
+
+
 def test_stop_lets_requests_finish_and_refuses_new_ones() -> None:
     with running_server() as server, stub_of(server) as stub:
-        running = stub.GenerateStream(text="a", sampling_params={"temperature": 0, "max_tokens": 500})
-        next(running)
+        short = stub.GenerateStream(text="a", sampling_params={"temperature": 0, "max_tokens": 500})
+        long = stub.GenerateStream(text="a", sampling_params=ENDLESS, request_id="long")
+        next(short), next(long)
         stopping = threading.Thread(target=lambda: server.run(server.handle.stop(60)))
         stopping.start()
         with pytest.raises(grpc.RpcError) as caught:
             while True:
                 stub.Generate(text="a", sampling_params={"max_tokens": 1})
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert [reply.completions[0].finish_reason for reply in running][-1] == "length"
-        assert running.code() is grpc.StatusCode.OK
+        assert caught.value.details() == "the server is shutting down and takes no further request"
+        assert [reply.completions[0].finish_reason for reply in short][-1] == "length"
+        assert short.code() is grpc.StatusCode.OK
+        next(long)
+        stub.Abort(request_ids=["long"])
+        assert [reply.completions[0].finish_reason for reply in long][-1] == "abort"
         stopping.join(30)
+        assert not stopping.is_alive()
 
 
 def test_stop_ends_what_doesnt_finish() -> None:
