@@ -19,16 +19,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 
 _CHUNK = 16  # tokens that are moved at a time
 
 
 def scratch_shape(config: TpuConfig) -> Any:
-    """Returns the memory in which words are picked by strides: [tokens * H / pack, W]."""
-    if not _is_strided(config):
-        return pltpu.VMEM((8, 128), jnp.uint32)
-    return pltpu.VMEM((config.query_tile * _words_per_token(config), config.width), jnp.uint32)
+    """Returns the memory in which words are picked by strides: [W / 128, tokens * H / pack, 128].
+
+    Strided loads take 128 lanes, so that wider rows are cut.
+    """
+    num_words = config.query_tile * _words_per_token(config) if _is_strided(config) else 8
+    return pltpu.VMEM((config.width // LANES, num_words, LANES), jnp.uint32)
 
 
 def stage_queries(config: TpuConfig, tile: Any, words: Any) -> None:
@@ -37,7 +40,7 @@ def stage_queries(config: TpuConfig, tile: Any, words: Any) -> None:
         per_token = _words_per_token(config)
         for first in range(0, config.query_tile, _CHUNK):
             chunk = pltpu.bitcast(tile[first : first + _CHUNK], jnp.uint32)
-            words[first * per_token : (first + _CHUNK) * per_token] = chunk.reshape(-1, config.width)
+            _write(words, slice(first * per_token, (first + _CHUNK) * per_token), chunk.reshape(-1, config.width))
 
 
 def load_rows(config: TpuConfig, tile: Any, words: Any, head: int) -> jax.Array:
@@ -45,7 +48,7 @@ def load_rows(config: TpuConfig, tile: Any, words: Any, head: int) -> jax.Array:
     if not _is_strided(config):
         mine = tile[:, head * config.group : (head + 1) * config.group].astype(jnp.float32)
         return mine.reshape(-1, config.width)
-    loaded = [pltpu.bitcast(words[index], config.q_dtype) for index in _word_indices(config, head)]
+    loaded = [pltpu.bitcast(_read(words, index), config.q_dtype) for index in _word_indices(config, head)]
     return jnp.concatenate(loaded, axis=0).astype(jnp.float32)
 
 
@@ -58,7 +61,7 @@ def store_rows(config: TpuConfig, tile: Any, words: Any, head: int, rows: jax.Ar
         return
     size = config.query_tile * config.pack
     for number, index in enumerate(_word_indices(config, head)):
-        words[index] = pltpu.bitcast(rows[number * size : (number + 1) * size], jnp.uint32)
+        _write(words, index, pltpu.bitcast(rows[number * size : (number + 1) * size], jnp.uint32))
 
 
 def unstage_results(config: TpuConfig, tile: Any, words: Any) -> None:
@@ -66,7 +69,7 @@ def unstage_results(config: TpuConfig, tile: Any, words: Any) -> None:
     if _is_strided(config):
         per_token = _words_per_token(config)
         for first in range(0, config.query_tile, _CHUNK):
-            chunk = words[first * per_token : (first + _CHUNK) * per_token]
+            chunk = _read(words, slice(first * per_token, (first + _CHUNK) * per_token))
             tile[first : first + _CHUNK] = pltpu.bitcast(chunk.reshape(_CHUNK, per_token, config.width), config.q_dtype)
 
 
@@ -94,6 +97,16 @@ def spread_heads(config: TpuConfig, values: jax.Array) -> jax.Array:
             block = jnp.where(is_second, values[first + 1 : first + 2], block)
         blocks.append(block)
     return jnp.concatenate(blocks, axis=0)
+
+
+def _read(words: Any, index: Any) -> jax.Array:
+    """Returns words: [n, W], joined from their lane tiles."""
+    return jnp.concatenate([words[tile, index] for tile in range(words.shape[0])], axis=1)
+
+
+def _write(words: Any, index: Any, values: jax.Array) -> None:
+    for tile in range(words.shape[0]):
+        words[tile, index] = values[:, tile * LANES : (tile + 1) * LANES]
 
 
 def _is_strided(config: TpuConfig) -> bool:

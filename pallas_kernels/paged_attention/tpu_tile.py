@@ -52,13 +52,8 @@ def multiply(config: TpuConfig, left: jax.Array, right: jax.Array, *, transpose:
 
 
 def divide(weighted: jax.Array, total: jax.Array, v_scale: float) -> jax.Array:
-    """Returns the attention's result. weighted: [R, W]; total: [R, 128], whose lanes add up to the sum of weights.
-
-    The hardware's reciprocal and one Newton step: as exact as a division, at a third of its instructions.
-    """
-    divisor = jnp.sum(total, axis=1, keepdims=True)
-    guess = pl.reciprocal(divisor, approx=True)
-    return weighted * (guess * (2.0 - divisor * guess) * v_scale)
+    """Returns the attention's result. weighted: [R, W]; total: [R, 128], whose lanes add up to the sum of weights."""
+    return weighted * (v_scale / jnp.sum(total, axis=1, keepdims=True))
 
 
 def _load(config: TpuConfig, kv: jax.Array, index: jax.Array, head: int | jax.Array, planes: range) -> jax.Array:

@@ -27,6 +27,12 @@ _RUNS = st.lists(
 )
 
 
+@pytest.fixture(autouse=True)
+def _few_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they are used again within a test."""
+    monkeypatch.setattr("pallas_kernels.kv_cache_update.tpu.MAX_PIECES", 2)
+
+
 def _slots(runs: list[tuple[int, int]], block_size: int, seed: int) -> np.ndarray:
     """Gives each run blocks of its own and pads to _NUM_TOKENS."""
     free = iter(np.random.default_rng(seed).permutation(np.arange(1, _NUM_BLOCKS)))
