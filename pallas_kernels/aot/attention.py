@@ -14,7 +14,7 @@ from pallas_kernels.aot.targets import GpuTarget, TpuTarget
 from pallas_kernels.paged_attention import KVLayout, paged_attention
 from pallas_kernels.paged_attention.block_sizes import AttentionKey, find_tile_sizes
 from pallas_kernels.paged_attention.tpu import paged_attention_tpu
-from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, prefill_config
+from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, padded_group, prefill_config
 from pallas_kernels.paged_attention.tpu_prefill import heads_at_a_time
 
 
@@ -128,7 +128,7 @@ def _rows(shape: AttentionShape, query_tile: int, *, is_decode: bool) -> list[_R
 def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tuple[Work, dict[str, Trips]]:
     options: dict[str, Any] = {
         "num_kv_heads": shape.heads.num_kv_heads,
-        "group": shape.heads.num_heads // shape.heads.num_kv_heads,
+        "group": padded_group(shape.heads.num_heads // shape.heads.num_kv_heads),
         "head_dim": shape.heads.head_dim,
         "block_size": shape.block_size,
         "table_width": shape.blocks_per_seq,

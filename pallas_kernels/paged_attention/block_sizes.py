@@ -45,8 +45,12 @@ def find_tile_sizes(chip: str | None, key: AttentionKey) -> TileSizes:
     Returns:
       The chip's defaults if that was never tuned.
     """
-    defaults = _CHIP_SIZES.get(chip or "", TileSizes())
-    return dataclasses.replace(defaults, **_read_table().get(chip or "", {}).get(str(key), {}))
+    return dataclasses.replace(default_sizes(chip), **_read_table().get(chip or "", {}).get(str(key), {}))
+
+
+def default_sizes(chip: str | None) -> TileSizes:
+    """Returns the sizes for what isn't tuned."""
+    return _CHIP_SIZES.get(chip or "", TileSizes())
 
 
 def check_block_tables(num_seqs: int, max_model_len: int, block_size: int) -> None:

@@ -47,7 +47,7 @@ class TpuConfig:
 
     Attributes:
       num_kv_heads: K.
-      group: Query heads of a KV head, G.
+      group: Query heads of a KV head, G, as padded_group has it.
       head_dim: D.
       block_size: P.
       table_width: B.
@@ -117,6 +117,15 @@ class TpuConfig:
     @property
     def masked_tokens(self) -> int:
         return self.masked_blocks * self.block_size
+
+
+def padded_group(group: int) -> int:
+    """Returns the query heads of a KV head that the kernels compute: an even number.
+
+    Two heads are a 32-bit word of bfloat16, so that strided loads can pick them; and in decode fewer KV heads share a
+    register with another. One head alone stays alone: it would double the work.
+    """
+    return group + (group > 1 and group % 2)
 
 
 def decode_config(
