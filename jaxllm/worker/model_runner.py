@@ -13,7 +13,7 @@ from jaxllm.messages import BeamCandidates, ModelRunnerOutput, SampledToken, Sch
 from jaxllm.worker.buckets import num_seqs_at
 from jaxllm.worker.cache_engine import CacheEngine
 from jaxllm.worker.compile_counter import CompileCounter
-from jaxllm.worker.input_batch import DrawRound, InputBatch, PromptPosition, PassInputs
+from jaxllm.worker.input_batch import DrawRound, InputBatch, PassInputs, PromptPosition
 from jaxllm.worker.programs import BIAS_BATCH, CompiledPrograms
 from jaxllm.worker.step_fn import StepModel
 
@@ -106,9 +106,7 @@ class ModelRunner:
             logits = self._programs("add_bias", logits.shape[0], logits, *columns)
         return logits
 
-    def _score_prompts(
-        self, inputs: PassInputs, hidden: jax.Array, scores: dict[int, list[TokenLogprobs]]
-    ) -> None:
+    def _score_prompts(self, inputs: PassInputs, hidden: jax.Array, scores: dict[int, list[TokenLogprobs]]) -> None:
         """Adds the scores of prompt tokens, computed as many at a time as a round of draws has rows."""
         size = num_seqs_at(inputs.size, self._max_num_draws)
         positions = inputs.prompt_positions
