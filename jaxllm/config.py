@@ -9,6 +9,7 @@ from jaxllm.exceptions import ConfigError
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
+EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -200,6 +201,41 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How many devices work on the model, and in which roles.
+
+    Attributes:
+      tensor_parallel_size: Devices that share each layer: its heads, its MLP, its experts, the vocabulary.
+      pipeline_parallel_size: Groups of such devices that hold consecutive layers.
+      data_parallel_size: Replicas of the whole model, each with its own requests.
+      distributed_executor_backend: One of EXECUTOR_BACKENDS; None chooses.
+    """
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; set --{name.replace('_', '-')}"
+                )
+        backend = self.distributed_executor_backend
+        if backend is not None and backend not in EXECUTOR_BACKENDS:
+            raise ConfigError(
+                f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}; "
+                "set --distributed-executor-backend"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Devices of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything that one engine is made from.
 
@@ -217,6 +253,7 @@ class EngineConfig:
     seed: int | None = None
     cache: CacheConfig
     scheduler: SchedulerConfig
+    parallel: ParallelConfig = ParallelConfig()
     generation_config: dict[str, Any] = field(default_factory=dict)
     executor_class: str = UNIPROC_EXECUTOR
 
