@@ -9,7 +9,6 @@ import itertools
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import Literal
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.core_link import Connect, OnMessage
@@ -22,7 +21,9 @@ from jaxllm.engine.core_messages import (
     LoadProgress,
     Ready,
     UtilityCall,
+    UtilityMethod,
     UtilityResult,
+    UtilityValue,
 )
 from jaxllm.exceptions import EngineDeadError, JaxllmError, from_name
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
@@ -48,7 +49,7 @@ class AsyncMPClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outputs: deque[EngineCoreOutputs] = deque()
         self._has_outputs = asyncio.Event()
-        self._calls: dict[int, asyncio.Future[bool | SchedulerStats]] = {}
+        self._calls: dict[int, asyncio.Future[UtilityValue]] = {}
         self._call_ids = itertools.count()
         self._link = connect(config, self._receive)
 
@@ -74,14 +75,14 @@ class AsyncMPClient:
         assert isinstance(result, bool)
         return result
 
-    async def get_stats(self) -> SchedulerStats:
-        """Returns the scheduler's counters of this moment.
+    async def get_stats(self) -> list[SchedulerStats]:
+        """Returns the schedulers' counters of this moment, in the order of the engine cores.
 
         Raises:
           EngineDeadError: The core has gone.
         """
         result = await self._call("get_stats")
-        assert isinstance(result, SchedulerStats)
+        assert isinstance(result, list)
         return result
 
     async def get_output(self) -> EngineCoreOutputs:
@@ -102,12 +103,12 @@ class AsyncMPClient:
         """Ends the core and waits until it has gone. Blocks for some seconds at most; any thread may call it."""
         self._link.shutdown()
 
-    async def _call(self, method: Literal["reset_prefix_cache", "get_stats"]) -> bool | SchedulerStats:
+    async def _call(self, method: UtilityMethod) -> UtilityValue:
         self._attach()
         if self.error is not None:
             raise EngineDeadError(str(self.error))
         call = UtilityCall(next(self._call_ids), method)
-        future: asyncio.Future[bool | SchedulerStats] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[UtilityValue] = asyncio.get_running_loop().create_future()
         self._calls[call.call_id] = future
         try:
             self._link.send(call)

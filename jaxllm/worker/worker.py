@@ -1,12 +1,13 @@
 """Worker: one mesh slice. Starts everything on it in order, then runs steps."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import EngineConfig, ParallelConfig
 from jaxllm.exceptions import ConfigError, DeviceError
 from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
@@ -34,10 +35,15 @@ class Worker:
     """Owns the devices, the weights, the KV cache and the compiled programs.
 
     Call `initialize` once, then `execute_model` step after step.
+
+    Args:
+      config: The engine's configuration.
+      devices: Those of its mesh. None takes the data parallel replica's share of this process's devices.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, devices: Sequence[jax.Device] | None = None) -> None:
         self._config = config
+        self._devices = devices
         self._model_runner: ModelRunner | None = None
 
     def initialize(self) -> KVCacheInfo:
@@ -57,7 +63,7 @@ class Worker:
 
     def _initialize(self, platform: str) -> KVCacheInfo:
         config, scheduler = self._config, self._config.scheduler
-        mesh = make_mesh(jax.local_devices()[:1])
+        mesh = make_mesh(self._devices or _replica_devices(config.parallel))
         dtype = _compute_dtype(config.dtype, platform)
         # XLA:CPU computes element by element in float32 anyway; converting back and forth would cost more.
         hidden_dtype = jnp.dtype(jnp.float32) if platform == "cpu" else dtype
@@ -141,6 +147,18 @@ def _profile_memory(
         weight_bytes=used_bytes,
         activation_bytes=num_activation_bytes,
     )
+
+
+def _replica_devices(parallel: ParallelConfig) -> list[jax.Device]:
+    """Returns [r * world_size, (r + 1) * world_size) of the devices, r being the rank of the replica."""
+    devices, size = jax.devices(), parallel.world_size
+    start = (parallel.data_parallel_rank or 0) * size
+    if start + size > len(devices):
+        raise ConfigError(
+            f"data_parallel_size={parallel.data_parallel_size} replicas of {size} devices need "
+            f"{parallel.data_parallel_size * size}, and there are {len(devices)}; set --data-parallel-size"
+        )
+    return devices[start : start + size]
 
 
 def _platform() -> str:
