@@ -13,7 +13,7 @@ from jaxllm.messages import BeamCandidates, ModelRunnerOutput, SampledToken, Sch
 from jaxllm.worker.buckets import num_seqs_at
 from jaxllm.worker.cache_engine import CacheEngine
 from jaxllm.worker.compile_counter import CompileCounter
-from jaxllm.worker.input_batch import DrawRound, InputBatch, PromptPosition, StepInputs
+from jaxllm.worker.input_batch import DrawRound, InputBatch, PassInputs, PromptPosition
 from jaxllm.worker.programs import BIAS_BATCH, CompiledPrograms
 from jaxllm.worker.step_fn import StepModel
 
@@ -43,16 +43,21 @@ class ModelRunner:
         self._cache_engine.swap_out(step.blocks_to_swap_out, self._programs)
         self._cache_engine.swap_in(step.blocks_to_swap_in, self._programs)
         self._cache_engine.copy(step.blocks_to_copy, self._programs)
-        inputs = self._input_batch.to_forward_batch(step)
-        hidden = self._forward(inputs)
+        passes = self._input_batch.to_forward_batches(step)
+        hiddens = [self._forward(inputs) for inputs in passes]  # all are under way before the first draw is waited for
         sampled: dict[int, list[SampledToken]] = {}
         candidates: dict[int, BeamCandidates] = {}
-        for draws in inputs.draw_rounds:
-            self._sample(inputs.size, hidden, draws, sampled, candidates)
-        prompt_logprobs = self._score_prompts(inputs, hidden)
-        return ModelRunnerOutput(sampled, prompt_logprobs, candidates, inputs.size, self._compile_counter.num_compiles)
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        for inputs, hidden in zip(passes, hiddens, strict=True):
+            for draws in inputs.draw_rounds:
+                self._sample(inputs.size, hidden, draws, sampled, candidates)
+            self._score_prompts(inputs, hidden, prompt_logprobs)
+        num_padded_tokens = sum(inputs.size for inputs in passes)
+        return ModelRunnerOutput(
+            sampled, prompt_logprobs, candidates, num_padded_tokens, self._compile_counter.num_compiles
+        )
 
-    def _forward(self, inputs: StepInputs) -> jax.Array:
+    def _forward(self, inputs: PassInputs) -> jax.Array:
         """Returns the last layer's output [T, M]."""
         batch = jax.device_put(inputs.batch)
         hidden = self._programs("embed", inputs.size, self._model.frame, batch.token_ids, batch.positions)
@@ -101,10 +106,9 @@ class ModelRunner:
             logits = self._programs("add_bias", logits.shape[0], logits, *columns)
         return logits
 
-    def _score_prompts(self, inputs: StepInputs, hidden: jax.Array) -> dict[int, list[TokenLogprobs]]:
-        """Scores prompt tokens, as many at a time as a round of draws has rows."""
+    def _score_prompts(self, inputs: PassInputs, hidden: jax.Array, scores: dict[int, list[TokenLogprobs]]) -> None:
+        """Adds the scores of prompt tokens, computed as many at a time as a round of draws has rows."""
         size = num_seqs_at(inputs.size, self._max_num_draws)
-        scores: dict[int, list[TokenLogprobs]] = {}
         positions = inputs.prompt_positions
         for first in range(0, len(positions), size):
             group = positions[first : first + size]
@@ -112,7 +116,6 @@ class ModelRunner:
             for row, position in enumerate(group):
                 num = self._input_batch.num_prompt_logprobs(position.seq_id)
                 scores.setdefault(position.seq_id, []).append(_token_logprobs(scored, row, num))
-        return scores
 
     def _score_group(
         self, group: Sequence[PromptPosition], num_tokens: int, size: int, hidden: jax.Array
