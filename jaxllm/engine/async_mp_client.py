@@ -6,7 +6,9 @@ of is core_process.py's business.
 
 import asyncio
 import itertools
+import math
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 
@@ -28,6 +30,8 @@ from jaxllm.engine.core_messages import (
 from jaxllm.exceptions import EngineDeadError, JaxllmError, from_name
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 
+_LAST_OUTPUTS_S = 0.5  # how long a dead core's outputs are still given out
+
 
 class AsyncMPClient:
     """Use it from one event loop. Until it is ready there is nothing to be done but wait.
@@ -43,6 +47,7 @@ class AsyncMPClient:
 
     def __init__(self, config: EngineConfig, connect: Connect, on_state: OnMessage) -> None:
         self.error: JaxllmError | None = None
+        self._give_up_s = math.inf
         self._on_state = on_state
         self._lock = threading.Lock()  # guards _inbox and _loop
         self._inbox: deque[FromCore] = deque()
@@ -89,9 +94,12 @@ class AsyncMPClient:
         """Waits for the next step's news.
 
         Raises:
-          EngineDeadError: The core has gone, and all it had said has been given out.
+          EngineDeadError: The core has gone. What it had said before is given out, as far as that is quick: the
+            others must not wait for their error until every old output has been read.
         """
         self._attach()
+        if time.monotonic() > self._give_up_s:
+            raise EngineDeadError(str(self.error))
         while not self._outputs:
             if self.error is not None and not self._inbox:
                 raise EngineDeadError(str(self.error))
@@ -120,6 +128,7 @@ class AsyncMPClient:
         """Takes a message on the link's thread."""
         if isinstance(message, EngineFailed):
             self.error = from_name(message.error, message.message)
+            self._give_up_s = time.monotonic() + _LAST_OUTPUTS_S
         if isinstance(message, (LoadProgress, Ready, EngineFailed)):
             self._on_state(message)
         with self._lock:

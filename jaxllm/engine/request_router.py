@@ -130,7 +130,12 @@ class RequestRouter:
         return stream
 
     async def _run(self) -> None:
-        """Hands outputs to their streams, for ever, a slice at a time."""
+        """Hands outputs to their streams, for ever, a slice at a time.
+
+        Others get their turn after a slice, or when nothing waits: where steps come faster than readers can follow,
+        the outputs don't pile up here, and a reader gets several tokens at once.
+        """
+        num_routed = 0  # in this slice
         try:
             while True:
                 outputs = await self._client.get_output()
@@ -139,10 +144,12 @@ class RequestRouter:
                     self._refuse(refused)
                 now_s = time.monotonic()
                 self._stats_collector.stepped(outputs, now_s)
-                for start in range(0, len(outputs.outputs), _OUTPUTS_PER_SLICE):
-                    for news in outputs.outputs[start : start + _OUTPUTS_PER_SLICE]:
-                        self._route(news, now_s)
-                    await asyncio.sleep(0)
+                for news in outputs.outputs:
+                    self._route(news, now_s)
+                    num_routed += 1
+                    if num_routed == _OUTPUTS_PER_SLICE:
+                        num_routed = 0
+                        await asyncio.sleep(0)
         except EngineDeadError as error:
             self.fail_all(error)
         except Exception as error:
