@@ -11,9 +11,18 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config import DTYPES, POLICIES, PREEMPTION_MODES, CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.config import (
+    DTYPES,
+    KV_CACHE_DTYPES,
+    POLICIES,
+    PREEMPTION_MODES,
+    CacheConfig,
+    EngineConfig,
+    SchedulerConfig,
+)
 from jaxllm.exceptions import ConfigError
 from jaxllm.model_loader.hf_config import model_config_from_hf
+from jaxllm.quantization import SCHEMES
 
 if TYPE_CHECKING:
     from jaxllm.model_loader.checkpoint import Checkpoint
@@ -68,6 +77,18 @@ class EngineArgs:
     model: str = _arg(DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, or a hub id")
     dtype: str = _arg(
         EngineConfig.dtype, "compute type; auto is float32 on CPU, bfloat16 on accelerators", choices=DTYPES
+    )
+    quantization: str | None = _arg(
+        EngineConfig.quantization,
+        "how weights are stored: int8 and fp8 products are of quantized activations, those of int8_wo and int4_wo "
+        "of weights alone; if not given, as the checkpoint has them",
+        flags=("-q",),
+        choices=tuple(SCHEMES),
+    )
+    kv_cache_dtype: str = _arg(
+        CacheConfig.cache_dtype,
+        "what keys and values are stored as; auto is the compute type",
+        choices=tuple(KV_CACHE_DTYPES),
     )
     max_model_len: int | None = _arg(
         None,
@@ -173,6 +194,7 @@ class EngineArgs:
             model=model,
             model_path=checkpoint.path,
             dtype=self.dtype,
+            quantization=self.quantization,
             seed=self.seed,
             generation_config=checkpoint.generation_config,
             cache=CacheConfig(
@@ -182,6 +204,7 @@ class EngineArgs:
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 num_gpu_blocks_override=self._num_blocks_override(),
                 swap_space=self.swap_space,
+                cache_dtype=self.kv_cache_dtype,
             ),
             scheduler=SchedulerConfig(
                 # Each sequence of a step needs a token.

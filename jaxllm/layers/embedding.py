@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.layers.linear import project
-from jaxllm.layers.parameter import parameter
+from jaxllm.layers.linear import project, project_quantized
+from jaxllm.layers.parameter import parameter, quantized
+from jaxllm.quantization import Scheme
 
 
 class Embedding(nnx.Module):
@@ -13,14 +14,29 @@ class Embedding(nnx.Module):
 
     def __init__(self, vocab_size: int, hidden_size: int, dtype: jnp.dtype) -> None:
         self.weight = parameter((vocab_size, hidden_size), ("vocab", "embed"), dtype)
+        self.dtype = dtype
+        self.scheme: Scheme | None = None
+
+    def quantize(self, scheme: Scheme) -> None:
+        """Declares the matrix as numbers and a scale a row."""
+        self.scheme = scheme.of_table()
+        self.weight, scales = quantized(self.weight, self.scheme)
+        self.weight_scale = nnx.data(scales)
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
         """Maps token_ids: [T] to [T, M]."""
-        return self.weight[...][token_ids]
+        rows = self.weight[...][token_ids]
+        if self.scheme is None:
+            return rows
+        return (rows.astype(jnp.float32) * self.weight_scale[...][0, token_ids][:, None]).astype(self.dtype)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps hidden: [R, M] to float32 logits [R, V]."""
-        return project(hidden, self.weight[...]).astype(jnp.float32)
+        if self.scheme is None:
+            logits = project(hidden, self.weight[...])
+        else:
+            logits = project_quantized(hidden, self.weight[...], self.weight_scale[...], self.scheme)
+        return logits.astype(jnp.float32)
 
 
 class LearnedPositions(nnx.Module):

@@ -10,15 +10,19 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxllm.config import EngineConfig, ModelConfig
+from jaxllm.config import KV_CACHE_DTYPES, EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
+from jaxllm.layers.quantization import declare_cache_scales, declare_quantized
 from jaxllm.layers.rope import for_context
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.models.causal_lm import CausalLM, Family
 from jaxllm.models.registry import FAMILIES
 from jaxllm.models.weight_map import Weight
 from jaxllm.progress import progress_bar
+from jaxllm.quantization import SCALE_SUFFIX, SCHEMES, quantize
 from sharding.rules import sharding_for
+
+_CACHE_SCALES = ".cache_scales"
 
 
 def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
@@ -40,18 +44,32 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype:
     checkpoint = open_checkpoint(str(config.model_path))
     weights = weight_map(model, family)
     stored_names = _stored_names(checkpoint, weights, model, family)
-    graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(model, family, dtype, hidden_dtype)))
-    parameters = nnx.to_flat_state(state)
-    declared = [parameter.get_value() for _, parameter in parameters]
-    total_bytes = sum(value.size * value.dtype.itemsize for value in declared)
+    scheme = SCHEMES.get(config.quantization or "")
+
+    def declare() -> CausalLM:
+        declared = _declare(model, family, dtype, hidden_dtype)
+        declare_quantized(declared, lambda _: scheme)
+        if KV_CACHE_DTYPES[config.cache.cache_dtype] == "int8":
+            declare_cache_scales(declared)
+        return declared
+
+    graph_def, state = nnx.split(nnx.eval_shape(declare))
+    parameters = {".".join(map(str, path)): (path, parameter) for path, parameter in nnx.to_flat_state(state)}
+    total_bytes = sum(value.size * value.dtype.itemsize for value in jax.tree.leaves(state))
     loaded = []
     with progress_bar(total_bytes, "loading weights", "B") as bar:
-        for (path, parameter), want in zip(parameters, declared, strict=True):
-            value = arrange(checkpoint, weights[".".join(map(str, path))], stored_names, want.shape)
-            sharding = sharding_for(mesh, parameter.get_metadata("logical_axes"))
-            array = jax.device_put(value.astype(want.dtype), sharding)
-            loaded.append((path, parameter.replace(array)))
-            bar.update(array.nbytes)
+        for name, (_, parameter) in parameters.items():
+            if name.removesuffix(SCALE_SUFFIX) != name:  # comes with its numbers
+                continue
+            if name.endswith(_CACHE_SCALES):  # no checkpoint has them: worker/kv_calibration.py measures them
+                parts = {"": np.ones(parameter.get_value().shape, np.float32)}
+            else:
+                parts = _parts(checkpoint, weights[name], stored_names, parameter)
+            for suffix, value in parts.items():
+                path, part = parameters[name + suffix]
+                array = jax.device_put(value, sharding_for(mesh, part.get_metadata("logical_axes")))
+                loaded.append((path, part.replace(array)))
+                bar.update(array.nbytes)
     return nnx.merge(graph_def, nnx.from_flat_state(loaded))
 
 
@@ -62,6 +80,19 @@ def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
         for name, weight in family.layer_weights(config, index).items():
             weights[f"layers.{index}.{name}"] = weight
     return weights
+
+
+def _parts(
+    checkpoint: Checkpoint, weight: Weight, stored_names: Mapping[str, str], parameter: nnx.Param[jax.Array]
+) -> dict[str, np.ndarray]:
+    """Returns what is held for one declared weight, by what its path has appended: itself, and its scales if any."""
+    want = parameter.get_value()
+    value = arrange(checkpoint, weight, stored_names, want.shape)
+    scheme = parameter.get_metadata("scheme", None)
+    if scheme is None:
+        return {"": value.astype(want.dtype)}
+    values, scales = quantize(value, scheme)
+    return {"": values.astype(want.dtype, copy=False), SCALE_SUFFIX: scales}
 
 
 def arrange(

@@ -6,19 +6,22 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import KV_CACHE_DTYPES, EngineConfig
 from jaxllm.exceptions import ConfigError, DeviceError
 from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
 from jaxllm.model_loader.loader import load_model
+from jaxllm.quantization import SCHEMES
 from jaxllm.worker.buckets import max_num_draws, pick_bucket, token_ladder
-from jaxllm.worker.cache_engine import CacheEngine, block_size_of, layer_spec, needs_profile
+from jaxllm.worker.cache_engine import CacheEngine, block_size_of, layer_spec, layout_of, needs_profile
 from jaxllm.worker.compile_counter import CompileCounter
 from jaxllm.worker.input_batch import InputBatch
+from jaxllm.worker.kv_calibration import calibrate_cache
 from jaxllm.worker.memory_profile import MemoryProfile, dummy_batch_lens
 from jaxllm.worker.model_runner import ModelRunner
+from jaxllm.worker.number_formats import describe_formats
 from jaxllm.worker.programs import ProgramShapes, list_programs
 from jaxllm.worker.step_fn import StepModel, split_model
 from jaxllm.worker.warmup import compile_programs, enable_compile_cache, measure_activations
@@ -61,11 +64,19 @@ class Worker:
         dtype = _compute_dtype(config.dtype, platform)
         # XLA:CPU computes element by element in float32 anyway; converting back and forth would cost more.
         hidden_dtype = jnp.dtype(jnp.float32) if platform == "cpu" else dtype
-        device_kind = mesh.devices.ravel()[0].device_kind
-        _logger.info("%s, %s, compute dtype %s, %s", platform, device_kind, dtype.name, describe_backends())
+        cache_dtype = _cache_dtype(config.cache.cache_dtype, hidden_dtype)
+        device = mesh.devices.ravel()[0]
+        _logger.info("%s, %s, compute dtype %s, %s", platform, device.device_kind, dtype.name, describe_backends())
+        for line in describe_formats(SCHEMES.get(config.quantization or ""), cache_dtype, device):
+            _logger.info(line)
         _check_block_tables(config, platform)
         layers_per_segment = 1 if platform == "cpu" else config.model.num_hidden_layers
-        model = split_model(load_model(config, mesh, dtype, hidden_dtype), layers_per_segment)
+        loaded = load_model(config, mesh, dtype, hidden_dtype)
+        if cache_dtype == jnp.int8:
+            layer = layer_spec(config, mesh, cache_dtype, platform, num_blocks=1)
+            layout = layout_of(config, cache_dtype, platform)
+            calibrate_cache(loaded, layout, len(layer), config.model.vocab_size, scheduler.max_model_len, hidden_dtype)
+        model = split_model(loaded, layers_per_segment)
         ladder = token_ladder(scheduler.max_num_batched_tokens, platform)
         shapes = ProgramShapes(
             ladder=ladder,
@@ -79,9 +90,9 @@ class Worker:
         profile = None
         if needs_profile(config.cache, platform):
             # Any number of blocks does; the true one isn't known before the activations are.
-            layer = layer_spec(config, mesh, hidden_dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
+            layer = layer_spec(config, mesh, cache_dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
             profile = _profile_memory(config, model, layer, shapes, mesh)
-        cache_engine = CacheEngine(config, mesh, hidden_dtype, platform, profile)
+        cache_engine = CacheEngine(config, mesh, cache_dtype, platform, profile)
         all_programs = list_programs(model, cache_engine.caches[0], shapes, mesh)
         programs = compile_programs(all_programs)
         input_batch = InputBatch(
@@ -167,3 +178,9 @@ def _compute_dtype(name: str, platform: str) -> jnp.dtype:
     if name == "auto":
         name = "float32" if platform == "cpu" else "bfloat16"
     return jnp.dtype(name)
+
+
+def _cache_dtype(name: str, hidden_dtype: jnp.dtype) -> jnp.dtype:
+    """Resolves a name of KV_CACHE_DTYPES."""
+    resolved = KV_CACHE_DTYPES[name]
+    return hidden_dtype if resolved == "auto" else jnp.dtype(resolved)
