@@ -6,21 +6,33 @@ from flax import nnx
 
 from jaxllm.layers.linear import project
 from jaxllm.layers.parameter import parameter
+from sharding.collectives import num_shards, shard_index, sum_over
 
 
 class Embedding(nnx.Module):
-    """A [V, M] matrix: rows are looked up on the way in and scored against on the way out."""
+    """A [V, M] matrix: rows are looked up on the way in and scored against on the way out. Devices share the rows."""
 
     def __init__(self, vocab_size: int, hidden_size: int, dtype: jnp.dtype) -> None:
+        self.vocab_size = vocab_size
         self.weight = parameter((vocab_size, hidden_size), ("vocab", "embed"), dtype)
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
         """Maps token_ids: [T] to [T, M]."""
-        return self.weight[...][token_ids]
+        weight = self.weight[...]
+        if num_shards("vocab") == 1:
+            return weight[token_ids]
+        rows = token_ids - shard_index("vocab") * weight.shape[0]
+        is_mine = (rows >= 0) & (rows < weight.shape[0])
+        return sum_over(jnp.where(is_mine[:, None], weight[jnp.where(is_mine, rows, 0)], 0), "vocab")
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Maps hidden: [R, M] to float32 logits [R, V]."""
-        return project(hidden, self.weight[...]).astype(jnp.float32)
+        """Maps hidden: [R, M] to float32 logits [R, V] of this device's tokens, -inf where the vocabulary is padded."""
+        weight = self.weight[...]
+        logits = project(hidden, weight).astype(jnp.float32)
+        if num_shards("vocab") * weight.shape[0] == self.vocab_size:
+            return logits
+        token_ids = shard_index("vocab") * weight.shape[0] + jnp.arange(weight.shape[0])
+        return jnp.where(token_ids < self.vocab_size, logits, -jnp.inf)
 
 
 class LearnedPositions(nnx.Module):

@@ -5,23 +5,29 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.layers.parameter import parameter
+from sharding.collectives import sum_over
+from sharding.rules import Axis, axis_name
 
 _MOST_ROWS_CPU = 64  # up to here XLA:CPU is faster with the weight on the left, from 128 rows on with it on the right
 
 
 class Linear(nnx.Module):
-    """x @ weight.T (+ bias), with weight: [out_features, in_features] as checkpoints hold it."""
+    """x @ weight.T (+ bias), with weight: [out_features, in_features] as checkpoints hold it.
+
+    Where devices share the inputs, what each makes of its own is added up; where they share the outputs, each has some.
+    """
 
     def __init__(
-        self, in_features: int, out_features: int, *, axes: tuple[str, str], has_bias: bool, dtype: jnp.dtype
+        self, in_features: int, out_features: int, *, axes: tuple[Axis, Axis], has_bias: bool, dtype: jnp.dtype
     ) -> None:
         """Declares the weights. `axes` are the logical axes of the weight: (of the output, of the input)."""
         self.weight = parameter((out_features, in_features), axes, dtype)
         self.bias = parameter((out_features,), axes[:1], dtype) if has_bias else None
+        self.in_axis = axis_name(axes[1])
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x: [T, in_features] to [T, out_features]."""
-        out = project(x, self.weight[...])
+        out = sum_over(project(x, self.weight[...]), self.in_axis)
         return out if self.bias is None else out + self.bias[...]
 
 

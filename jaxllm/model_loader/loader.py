@@ -1,8 +1,9 @@
 """Brings a checkpoint's tensors into sharded device arrays, one parameter at a time."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,17 @@ from jaxllm.config import EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.layers.rope import for_context
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
-from jaxllm.models.causal_lm import CausalLM, Family
+from jaxllm.models.causal_lm import CausalLM, Family, ModelPart, model_parts
 from jaxllm.models.registry import FAMILIES
 from jaxllm.models.weight_map import Weight
 from jaxllm.progress import progress_bar
-from sharding.rules import sharding_for
+from sharding.partition import abstract_weight, put_weight
+from sharding.rules import Axis
 
 
-def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
+def load_model(
+    config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype, part: ModelPart | None = None
+) -> CausalLM:
     """Builds the model and fills it with the checkpoint's weights.
 
     Never holds the model twice: each tensor is read, arranged, put on its devices and let go.
@@ -31,6 +35,8 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype:
       mesh: Where the weights go; each one's logical axes say how.
       dtype: Of the weights in device memory, and of the products with them. Norms have their own.
       hidden_dtype: Of what flows from layer to layer.
+      part: What to load: its layers alone, and its share of the frame, whose other weights stay declarations. None is
+        the whole model.
 
     Raises:
       ModelLoadError: A tensor is missing, left over, or of another shape than the config says.
@@ -40,19 +46,34 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype:
     checkpoint = open_checkpoint(str(config.model_path))
     weights = weight_map(model, family)
     stored_names = _stored_names(checkpoint, weights, model, family)
-    graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(model, family, dtype, hidden_dtype)))
-    parameters = nnx.to_flat_state(state)
-    declared = [parameter.get_value() for _, parameter in parameters]
-    total_bytes = sum(value.size * value.dtype.itemsize for value in declared)
-    loaded = []
-    with progress_bar(total_bytes, "loading weights", "B") as bar:
-        for (path, parameter), want in zip(parameters, declared, strict=True):
-            value = arrange(checkpoint, weights[".".join(map(str, path))], stored_names, want.shape)
-            sharding = sharding_for(mesh, parameter.get_metadata("logical_axes"))
-            array = jax.device_put(value.astype(want.dtype), sharding)
-            loaded.append((path, parameter.replace(array)))
-            bar.update(array.nbytes)
-    return nnx.merge(graph_def, nnx.from_flat_state(loaded))
+    part = part or model_parts(model.num_hidden_layers, 1)[0]
+    declared = _declare(model, family, dtype, hidden_dtype, part)
+    with progress_bar(_num_bytes(declared, part), "loading weights", "B") as bar:
+
+        def load(name: str, want: jax.ShapeDtypeStruct, axes: tuple[Axis, ...]) -> jax.Array:
+            value = arrange(checkpoint, weights[name], stored_names, want.shape)
+            array = put_weight(value.astype(want.dtype), mesh, axes)
+            bar.update(value.size * want.dtype.itemsize)
+            return array
+
+        return _filled(declared, part, load)
+
+
+def abstract_model(
+    config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype, part: ModelPart | None = None
+) -> CausalLM:
+    """Declares what load_model would load: each weight it holds is a jax.ShapeDtypeStruct with its sharding.
+
+    No checkpoint is read, and the mesh's devices need not exist here.
+    """
+    model = _settled(config)
+    family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
+    part = part or model_parts(model.num_hidden_layers, 1)[0]
+    return _filled(
+        _declare(model, family, dtype, hidden_dtype, part),
+        part,
+        lambda _, want, axes: abstract_weight(want.shape, want.dtype, mesh, axes),
+    )
 
 
 def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
@@ -95,9 +116,43 @@ def _settled(config: EngineConfig) -> ModelConfig:
     return replace(model, rope_scaling=scaling)
 
 
-def _declare(config: ModelConfig, family: Family, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
-    layers = [family.build_layer(config, index, dtype) for index in range(config.num_hidden_layers)]
-    return CausalLM(family.build_frame(config, dtype, hidden_dtype), layers)
+def _declare(
+    config: ModelConfig, family: Family, dtype: jnp.dtype, hidden_dtype: jnp.dtype, part: ModelPart
+) -> CausalLM:
+    """Declares the part's layers and the whole frame, without taking memory."""
+
+    def build() -> CausalLM:
+        layers = [family.build_layer(config, index, dtype) for index in part.layers]
+        return CausalLM(family.build_frame(config, dtype, hidden_dtype), layers)
+
+    model: CausalLM = nnx.eval_shape(build)
+    return model
+
+
+def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, Any, tuple[Axis, ...]], Any]) -> CausalLM:
+    """Replaces the declarations that the part holds by make(name in the whole model, declaration, axes)."""
+    graph_def, state = nnx.split(model)
+    parameters = dict(nnx.to_flat_state(state))
+    for path, name in _held(model, part, parameters):
+        parameter = parameters[path]
+        parameters[path] = parameter.replace(make(name, parameter.get_value(), parameter.get_metadata("logical_axes")))
+    return nnx.merge(graph_def, nnx.from_flat_state(parameters))
+
+
+def _num_bytes(model: CausalLM, part: ModelPart) -> int:
+    parameters = dict(nnx.to_flat_state(nnx.split(model)[1]))
+    held = [parameters[path].get_value() for path, _ in _held(model, part, parameters)]
+    return sum(value.size * value.dtype.itemsize for value in held)
+
+
+def _held(model: CausalLM, part: ModelPart, paths: Iterable[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yields those paths of a declared part that it holds, each with its name in the whole model."""
+    for path in paths:
+        kind, place, *rest = path
+        if kind == "layers":
+            yield path, ".".join(map(str, (kind, part.layers[place], *rest)))
+        elif part.holds(model.frame, place):
+            yield path, ".".join(map(str, path))
 
 
 def _stored_names(
