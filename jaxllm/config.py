@@ -1,6 +1,6 @@
 """Frozen configuration. Facts learnt while running (block counts, say) live in KVCacheInfo, not here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +208,7 @@ class ParallelConfig:
       tensor_parallel_size: Devices that share each layer: its heads, its MLP, its experts, the vocabulary.
       pipeline_parallel_size: Groups of such devices that hold consecutive layers.
       data_parallel_size: Replicas of the whole model, each with its own requests.
+      data_parallel_rank: Which replica an engine core is, from 0; None: whoever is made from this has all of them.
       distributed_executor_backend: One of EXECUTOR_BACKENDS; None chooses.
     """
 
@@ -215,6 +216,7 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     distributed_executor_backend: str | None = None
+    data_parallel_rank: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
@@ -228,6 +230,9 @@ class ParallelConfig:
                 f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}; "
                 "set --distributed-executor-backend"
             )
+        rank = self.data_parallel_rank
+        if rank is not None and not 0 <= rank < self.data_parallel_size:
+            raise ConfigError(f"data_parallel_rank must be in [0, {self.data_parallel_size}), got {rank}")
 
     @property
     def world_size(self) -> int:
@@ -260,3 +265,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}; set --dtype")
+
+    def of_replica(self, rank: int) -> "EngineConfig":
+        """Returns the configuration of one data parallel replica."""
+        return replace(self, parallel=replace(self.parallel, data_parallel_rank=rank))

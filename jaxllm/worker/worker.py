@@ -53,7 +53,7 @@ class Worker:
     Args:
       config: The engine's configuration.
       devices: What the model is on, tensor_parallel_size x pipeline_parallel_size devices, stage after stage; None
-        takes the first that JAX has.
+        takes the data parallel replica's share of those that JAX has.
     """
 
     def __init__(self, config: EngineConfig, devices: Sequence[jax.Device] | None = None) -> None:
@@ -166,23 +166,22 @@ def _mesh_devices(config: EngineConfig, devices: Sequence[jax.Device] | None) ->
     """
     parallel = config.parallel
     available = jax.devices() if devices is None else devices
-    if len(available) < parallel.world_size:
+    first = parallel.world_size * (parallel.data_parallel_rank or 0 if devices is None else 0)
+    needed = parallel.world_size * (parallel.data_parallel_size if devices is None else 1)
+    if len(available) < needed:
         raise ConfigError(
             f"tensor_parallel_size={parallel.tensor_parallel_size} x pipeline_parallel_size="
-            f"{parallel.pipeline_parallel_size} needs {parallel.world_size} devices, there are {len(available)}; set "
-            "--tensor-parallel-size and --pipeline-parallel-size"
-            + (
-                f", or JAX_NUM_CPU_DEVICES={parallel.world_size} to try it on CPU"
-                if available[0].platform == "cpu"
-                else ""
-            )
+            f"{parallel.pipeline_parallel_size} x data_parallel_size={parallel.data_parallel_size} needs {needed} "
+            f"devices, there are {len(available)}; set --tensor-parallel-size, --pipeline-parallel-size and "
+            "--data-parallel-size"
+            + (f", or JAX_NUM_CPU_DEVICES={needed} to try it on CPU" if available[0].platform == "cpu" else "")
         )
     if parallel.pipeline_parallel_size > config.model.num_hidden_layers:
         raise ConfigError(
             f"pipeline_parallel_size must be at most {config.model.num_hidden_layers}, the model's layers, "
             f"got {parallel.pipeline_parallel_size}; set --pipeline-parallel-size"
         )
-    return available[: parallel.world_size]
+    return available[first : first + parallel.world_size]
 
 
 def _describe(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str) -> None:
