@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.layers.linear import project, project_quantized
+from jaxllm.layers.linear import project, project_quantized, rotated
 from jaxllm.layers.parameter import parameter, quantized
 from jaxllm.quantization import Scheme
 
@@ -28,7 +28,8 @@ class Embedding(nnx.Module):
         rows = self.weight[...][token_ids]
         if self.scheme is None:
             return rows
-        return (rows.astype(jnp.float32) * self.weight_scale[...][0, token_ids][:, None]).astype(self.dtype)
+        scaled = rows.astype(jnp.float32) * self.weight_scale[...][0, token_ids][:, None]
+        return rotated(scaled, self.scheme).astype(self.dtype)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps hidden: [R, M] to float32 logits [R, V]."""

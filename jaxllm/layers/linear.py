@@ -53,7 +53,17 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 def project_quantized(x: jax.Array, values: jax.Array, scales: jax.Array, scheme: Scheme) -> jax.Array:
     """Computes x @ (values * scales).T for x: [T, I], values: [O, I], scales: [G, O]. Returns [T, O] in x's dtype."""
-    return quantized_matmul(x, values, scales, quantize_activations=scheme.quantizes_activations)
+    rows = rotated(x, scheme)
+    return quantized_matmul(rows, values, scales, quantize_activations=scheme.quantizes_activations).astype(x.dtype)
+
+
+def rotated(x: jax.Array, scheme: Scheme) -> jax.Array:
+    """Returns x: [T, I] as the scheme's numbers have their inputs. Doing it again undoes it."""
+    rotation = scheme.rotation(x.shape[1])
+    if rotation is None:
+        return x
+    blocks = x.astype(jnp.float32).reshape(-1, len(rotation))
+    return jnp.dot(blocks, rotation, precision=jax.lax.Precision.HIGHEST).reshape(x.shape)
 
 
 def _project(x: jax.Array, weight: jax.Array) -> jax.Array:
