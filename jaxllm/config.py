@@ -1,6 +1,6 @@
 """Frozen configuration. Facts learnt while running (block counts, say) live in KVCacheInfo, not here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from jaxllm.quantization import SCHEMES
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
+EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # What --kv-cache-dtype takes, and the dtype that it means; "auto" is the model's.
@@ -219,6 +220,46 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How many devices work on the model, and in which roles.
+
+    Attributes:
+      tensor_parallel_size: Devices that share each layer: its heads, its MLP, its experts, the vocabulary.
+      pipeline_parallel_size: Groups of such devices that hold consecutive layers.
+      data_parallel_size: Replicas of the whole model, each with its own requests.
+      data_parallel_rank: Which replica an engine core is, from 0; None: whoever is made from this has all of them.
+      distributed_executor_backend: One of EXECUTOR_BACKENDS; None chooses.
+    """
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+    data_parallel_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; set --{name.replace('_', '-')}"
+                )
+        backend = self.distributed_executor_backend
+        if backend is not None and backend not in EXECUTOR_BACKENDS:
+            raise ConfigError(
+                f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}; "
+                "set --distributed-executor-backend"
+            )
+        rank = self.data_parallel_rank
+        if rank is not None and not 0 <= rank < self.data_parallel_size:
+            raise ConfigError(f"data_parallel_rank must be in [0, {self.data_parallel_size}), got {rank}")
+
+    @property
+    def world_size(self) -> int:
+        """Devices of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything that one engine is made from.
 
@@ -238,6 +279,7 @@ class EngineConfig:
     seed: int | None = None
     cache: CacheConfig
     scheduler: SchedulerConfig
+    parallel: ParallelConfig = ParallelConfig()
     generation_config: dict[str, Any] = field(default_factory=dict)
     executor_class: str = UNIPROC_EXECUTOR
 
@@ -248,3 +290,12 @@ class EngineConfig:
             raise ConfigError(
                 f"quantization must be one of {', '.join(SCHEMES)}, got {self.quantization!r}; set --quantization"
             )
+        if KV_CACHE_DTYPES[self.cache.cache_dtype] == "int8" and self.parallel.world_size > 1:
+            raise ConfigError(
+                f"kv_cache_dtype int8 needs a replica of one device, got {self.parallel.world_size}; "
+                "set --kv-cache-dtype fp8"
+            )
+
+    def of_replica(self, rank: int) -> "EngineConfig":
+        """Returns the configuration of one data parallel replica."""
+        return replace(self, parallel=replace(self.parallel, data_parallel_rank=rank))

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import (
     DTYPES,
+    EXECUTOR_BACKENDS,
     KV_CACHE_DTYPES,
     POLICIES,
     PREEMPTION_MODES,
     CacheConfig,
     EngineConfig,
+    ParallelConfig,
     SchedulerConfig,
 )
 from jaxllm.exceptions import ConfigError
@@ -155,6 +157,27 @@ class EngineArgs:
         "while anything runs, let prompts wait this many times the last prompt step's duration",
         float,
     )
+    tensor_parallel_size: int = _arg(
+        ParallelConfig.tensor_parallel_size,
+        "devices that share each layer: its heads, its MLP, its experts, the vocabulary",
+        int,
+        flags=("-tp",),
+    )
+    pipeline_parallel_size: int = _arg(
+        ParallelConfig.pipeline_parallel_size,
+        "groups of such devices that hold consecutive layers; tp x pp devices hold the model",
+        int,
+        flags=("-pp",),
+    )
+    data_parallel_size: int = _arg(
+        ParallelConfig.data_parallel_size, "replicas of the whole model behind one front end", int, flags=("-dp",)
+    )
+    distributed_executor_backend: str | None = _arg(
+        ParallelConfig.distributed_executor_backend,
+        "how a step reaches its workers: in this process, in processes of this machine, by Ray, or as the launcher "
+        "of every rank started them; if not given, chosen by the devices there are",
+        choices=EXECUTOR_BACKENDS,
+    )
     seed: int | None = _arg(
         EngineConfig.seed,
         "seeds the requests that bring no seed; if not given, they differ from run to run",
@@ -218,6 +241,12 @@ class EngineArgs:
                 watermark=self.watermark,
                 scheduler_delay_factor=self.scheduler_delay_factor,
                 preemption_mode=self.preemption_mode,
+            ),
+            parallel=ParallelConfig(
+                tensor_parallel_size=self.tensor_parallel_size,
+                pipeline_parallel_size=self.pipeline_parallel_size,
+                data_parallel_size=self.data_parallel_size,
+                distributed_executor_backend=self.distributed_executor_backend,
             ),
         )
 

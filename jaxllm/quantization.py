@@ -48,19 +48,20 @@ class Scheme:
       group_size: Most inputs that share a scale; where it doesn't divide a weight's inputs, their greatest common
         divisor, or all of them if that is small. None: all.
       quantizes_activations: Whether each token becomes numbers too, so that products are of numbers.
-      rotates: Whether inputs are rotated, block by block.
+      rotated: Most inputs that are rotated together, a power of two; 1: none.
     """
 
     name: str
     dtype_name: str
     group_size: int | None
     quantizes_activations: bool
-    rotates: bool = False
+    rotated: int = 1
 
     @property
     def dtype(self) -> np.dtype:
         """Of the numbers."""
-        return _DTYPES[self.dtype_name]
+        dtype: np.dtype = _DTYPES[self.dtype_name]
+        return dtype
 
     def num_groups(self, num_inputs: int) -> int:
         """Returns G for a weight of so many inputs."""
@@ -75,18 +76,22 @@ class Scheme:
 
     def of_experts(self) -> "Scheme":
         """Returns how experts are stored, whose products are with widened numbers."""
-        return replace(self, quantizes_activations=False, rotates=False)
+        return replace(self, quantizes_activations=False, rotated=1)
+
+    def within(self, num_inputs: int) -> "Scheme":
+        """Returns the same where no more inputs are rotated together than divides these."""
+        return replace(self, rotated=math.gcd(num_inputs, self.rotated))
 
     def rotation(self, num_inputs: int) -> np.ndarray | None:
         """Returns the block [b, b] that rotates so many inputs, its own inverse; None where they aren't rotated."""
-        size = min(num_inputs & -num_inputs, _MAX_ROTATED)  # the largest power of two that divides them
-        return _hadamard(size) if self.rotates and size > 1 else None
+        size = math.gcd(num_inputs, self.rotated)
+        return _hadamard(size) if size > 1 else None
 
 
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        Scheme("int8", "int8", None, True, rotates=True),
+        Scheme("int8", "int8", None, True, rotated=_MAX_ROTATED),
         Scheme("int8_wo", "int8", None, False),
         Scheme("int4_wo", "int4", _GROUP_SIZE, False),
         Scheme("fp8", "float8_e4m3fn", None, True),
@@ -128,17 +133,18 @@ def quantize(weight: np.ndarray, scheme: Scheme) -> QuantizedWeight:
 
 def dequantize(weight: QuantizedWeight, scheme: Scheme) -> np.ndarray:
     """Returns float32 weights: [O, I] or [E, I, O]."""
-    values, scales = weight.values.astype(np.float32), weight.scales
+    values: np.ndarray = weight.values.astype(np.float32)
+    scales = weight.scales
     if values.ndim == 3:
-        return values * np.repeat(scales, values.shape[1] // scales.shape[1], axis=1)
-    return _rotated(
-        values * np.repeat(scales.T, values.shape[1] // len(scales), axis=1), scheme.rotation(values.shape[1])
-    )
+        every: np.ndarray = np.repeat(scales, values.shape[1] // scales.shape[1], axis=1)
+        return values * every
+    widened: np.ndarray = values * np.repeat(scales.T, values.shape[1] // len(scales), axis=1)
+    return _rotated(widened, scheme.rotation(values.shape[1]))
 
 
 def _hadamard(size: int) -> np.ndarray:
     """Returns [size, size] float32, symmetric and orthogonal; size is a power of two."""
-    matrix = np.ones((1, 1), np.float32)
+    matrix: np.ndarray = np.ones((1, 1), np.float32)
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]]) / np.float32(math.sqrt(2))
     return matrix

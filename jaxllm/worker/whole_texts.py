@@ -44,7 +44,7 @@ class WholeTexts:
         """Runs token_ids: [S, C], a text a row, each with the blocks that it needs."""
         batch = _batch(token_ids, self._layout.block_size)
         num_blocks = 1 + batch.block_tables.size
-        hidden = self._embed(self._model.frame, batch.token_ids, batch.positions)
+        hidden = self._embed(self._model.embed_weights, batch.token_ids, batch.positions)
         caches: list[LayerCache] = []
         for segment in self._model.segments:
             shapes = self._layout.shapes(num_blocks)[: self._num_arrays]
@@ -53,9 +53,9 @@ class WholeTexts:
             caches.extend(filled)
         return TextRun(hidden, tuple(caches))
 
-    def logits(self, hidden: jax.Array, indices: jax.Array) -> jax.Array:
+    def logits(self, hidden: jax.Array, indices: np.ndarray) -> jax.Array:
         """Returns float32 logits [R, V] of the tokens at indices: [R] of hidden: [T, M]."""
-        return self._logits(self._model.frame, hidden, indices)
+        return self._logits(self._model.logits_weights, hidden, indices)
 
 
 def _batch(token_ids: np.ndarray, block_size: int) -> ForwardBatch:
