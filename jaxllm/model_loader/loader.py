@@ -51,7 +51,7 @@ def load_model(
     stored_names = _stored_names(checkpoint, weights, model, family)
     part = part or model_parts(model.num_hidden_layers, 1)[0]
     declared = _declare(config, model, family, dtype, hidden_dtype, part)
-    scales: dict[str, np.ndarray] = {}  # they come with their numbers, and wait for their turn
+    scales: dict[str, np.ndarray] = {}  # of numbers whose scales come next
     with progress_bar(_num_bytes(declared, part), "loading weights", "B") as bar:
 
         def load(name: str, parameter: nnx.Param[jax.Array]) -> jax.Array:
@@ -61,10 +61,11 @@ def load_model(
             elif name.endswith(_CACHE_SCALES):  # no checkpoint has them: worker/kv_calibration.py measures them
                 value = np.ones(want.shape, np.float32)
             else:
-                value, scale = _read(checkpoint, weights[name], stored_names, parameter)
-                if scale is not None:
-                    scales[name + SCALE_SUFFIX] = scale
-            array = put_weight(value, mesh, parameter.get_metadata("logical_axes"))
+                value = arrange(checkpoint, weights[name], stored_names, want.shape)
+                scheme = parameter.get_metadata("scheme", None)
+                if scheme is not None:
+                    value, scales[name + SCALE_SUFFIX] = quantize(value, scheme)
+            array = put_weight(value.astype(want.dtype, copy=False), mesh, parameter.get_metadata("logical_axes"))
             bar.update(value.size * want.dtype.itemsize)
             return array
 
@@ -82,11 +83,11 @@ def abstract_model(
     family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
     part = part or model_parts(model.num_hidden_layers, 1)[0]
 
-    def declare(_: str, parameter: nnx.Param[jax.Array]) -> jax.ShapeDtypeStruct:
+    def describe(_: str, parameter: nnx.Param[jax.Array]) -> jax.ShapeDtypeStruct:
         want = parameter.get_value()
         return abstract_weight(want.shape, want.dtype, mesh, parameter.get_metadata("logical_axes"))
 
-    return _filled(_declare(config, model, family, dtype, hidden_dtype, part), part, declare)
+    return _filled(_declare(config, model, family, dtype, hidden_dtype, part), part, describe)
 
 
 def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
@@ -96,19 +97,6 @@ def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
         for name, weight in family.layer_weights(config, index).items():
             weights[f"layers.{index}.{name}"] = weight
     return weights
-
-
-def _read(
-    checkpoint: Checkpoint, weight: Weight, stored_names: Mapping[str, str], parameter: nnx.Param[jax.Array]
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the value of one declared weight, and its scales if it is quantized."""
-    want = parameter.get_value()
-    value = arrange(checkpoint, weight, stored_names, want.shape)
-    scheme = parameter.get_metadata("scheme", None)
-    if scheme is None:
-        return value.astype(want.dtype), None
-    values, scales = quantize(value, scheme)
-    return values.astype(want.dtype, copy=False), scales
 
 
 def arrange(
@@ -144,7 +132,7 @@ def _settled(config: EngineConfig) -> ModelConfig:
 
 def _declare(
     config: EngineConfig,
-    model: ModelConfig,
+    model_config: ModelConfig,
     family: Family,
     dtype: jnp.dtype,
     hidden_dtype: jnp.dtype,
@@ -154,19 +142,22 @@ def _declare(
     scheme = SCHEMES.get(config.quantization or "")
 
     def build() -> CausalLM:
-        layers = [family.build_layer(model, index, dtype) for index in part.layers]
-        declared = CausalLM(family.build_frame(model, dtype, hidden_dtype), layers)
+        layers = [family.build_layer(model_config, index, dtype) for index in part.layers]
+        declared = CausalLM(family.build_frame(model_config, dtype, hidden_dtype), layers)
         declare_quantized(declared, lambda _: scheme)
         if KV_CACHE_DTYPES[config.cache.cache_dtype] == "int8":
             declare_cache_scales(declared)
         return declared
 
-    declared: CausalLM = nnx.eval_shape(build)
-    return declared
+    model: CausalLM = nnx.eval_shape(build)
+    return model
 
 
-def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, nnx.Param[jax.Array]], Any]) -> CausalLM:
-    """Replaces the declarations that the part holds by make(name in the whole model, declaration)."""
+def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, Any], Any]) -> CausalLM:
+    """Replaces the declarations that the part holds by make(name in the whole model, declaration).
+
+    In the order of the names: numbers come before their scales.
+    """
     graph_def, state = nnx.split(model)
     parameters = dict(nnx.to_flat_state(state))
     for path, name in _held(model, part, parameters):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxllm.config import KV_CACHE_DTYPES, EngineConfig
+from jaxllm.config import EngineConfig
 from jaxllm.exceptions import ConfigError, DeviceError
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
@@ -33,7 +33,7 @@ from jaxllm.worker.model_runner import ModelRunner
 from jaxllm.worker.number_formats import describe_formats
 from jaxllm.worker.padding_cost import padding_costs
 from jaxllm.worker.pipeline import Pipeline, Stage
-from jaxllm.worker.plan import hidden_dtype_of, layers_per_segment, program_shapes
+from jaxllm.worker.plan import cache_dtype_of, hidden_dtype_of, layers_per_segment, program_shapes
 from jaxllm.worker.programs import ProgramShapes, list_programs
 from jaxllm.worker.stage_exchange import StageExchange
 from jaxllm.worker.step_fn import StepModel, split_model
@@ -86,7 +86,7 @@ class Worker:
         mesh = make_mesh(_mesh_devices(config, self._devices), config.parallel.pipeline_parallel_size)
         dtype = _compute_dtype(config.dtype, platform)
         hidden_dtype = hidden_dtype_of(dtype, platform)
-        cache_dtype = _cache_dtype(config.cache.cache_dtype, hidden_dtype)
+        cache_dtype = cache_dtype_of(config, hidden_dtype)
         _check_block_tables(config, platform)
         _describe(config, mesh, dtype, cache_dtype, platform)
         shapes = program_shapes(config, platform, hidden_dtype)
@@ -278,9 +278,3 @@ def _compute_dtype(name: str, platform: str) -> jnp.dtype:
     if name == "auto":
         name = "float32" if platform == "cpu" else "bfloat16"
     return jnp.dtype(name)
-
-
-def _cache_dtype(name: str, hidden_dtype: jnp.dtype) -> jnp.dtype:
-    """Resolves a name of KV_CACHE_DTYPES."""
-    resolved = KV_CACHE_DTYPES[name]
-    return hidden_dtype if resolved == "auto" else jnp.dtype(resolved)
