@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.config import (
     DTYPES,
     EXECUTOR_BACKENDS,
+    KV_CACHE_DTYPES,
     POLICIES,
     PREEMPTION_MODES,
     CacheConfig,
@@ -23,6 +24,7 @@ from jaxllm.config import (
 )
 from jaxllm.exceptions import ConfigError
 from jaxllm.model_loader.hf_config import model_config_from_hf
+from jaxllm.quantization import SCHEMES
 
 if TYPE_CHECKING:
     from jaxllm.model_loader.checkpoint import Checkpoint
@@ -77,6 +79,18 @@ class EngineArgs:
     model: str = _arg(DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, or a hub id")
     dtype: str = _arg(
         EngineConfig.dtype, "compute type; auto is float32 on CPU, bfloat16 on accelerators", choices=DTYPES
+    )
+    quantization: str | None = _arg(
+        EngineConfig.quantization,
+        "how weights are stored: int8 and fp8 products are of quantized activations, those of int8_wo and int4_wo "
+        "of weights alone; if not given, as the checkpoint has them",
+        flags=("-q",),
+        choices=tuple(SCHEMES),
+    )
+    kv_cache_dtype: str = _arg(
+        CacheConfig.cache_dtype,
+        "what keys and values are stored as; auto is the compute type",
+        choices=tuple(KV_CACHE_DTYPES),
     )
     max_model_len: int | None = _arg(
         None,
@@ -203,6 +217,7 @@ class EngineArgs:
             model=model,
             model_path=checkpoint.path,
             dtype=self.dtype,
+            quantization=self.quantization,
             seed=self.seed,
             generation_config=checkpoint.generation_config,
             cache=CacheConfig(
@@ -212,6 +227,7 @@ class EngineArgs:
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 num_gpu_blocks_override=self._num_blocks_override(),
                 swap_space=self.swap_space,
+                cache_dtype=self.kv_cache_dtype,
             ),
             scheduler=SchedulerConfig(
                 # Each sequence of a step needs a token.

@@ -11,16 +11,19 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxllm.config import EngineConfig, ModelConfig
+from jaxllm.config import KV_CACHE_DTYPES, EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
+from jaxllm.layers.quantization import declare_cache_scales, declare_quantized
 from jaxllm.layers.rope import for_context
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.models.causal_lm import CausalLM, Family, ModelPart, model_parts
 from jaxllm.models.registry import FAMILIES
 from jaxllm.models.weight_map import Weight
 from jaxllm.progress import progress_bar
+from jaxllm.quantization import SCALE_SUFFIX, SCHEMES, quantize
 from sharding.partition import abstract_weight, put_weight
-from sharding.rules import Axis
+
+_CACHE_SCALES = ".cache_scales"
 
 
 def load_model(
@@ -47,12 +50,22 @@ def load_model(
     weights = weight_map(model, family)
     stored_names = _stored_names(checkpoint, weights, model, family)
     part = part or model_parts(model.num_hidden_layers, 1)[0]
-    declared = _declare(model, family, dtype, hidden_dtype, part)
+    declared = _declare(config, model, family, dtype, hidden_dtype, part)
+    scales: dict[str, np.ndarray] = {}  # of numbers whose scales come next
     with progress_bar(_num_bytes(declared, part), "loading weights", "B") as bar:
 
-        def load(name: str, want: jax.ShapeDtypeStruct, axes: tuple[Axis, ...]) -> jax.Array:
-            value = arrange(checkpoint, weights[name], stored_names, want.shape)
-            array = put_weight(value.astype(want.dtype), mesh, axes)
+        def load(name: str, parameter: nnx.Param[jax.Array]) -> jax.Array:
+            want = parameter.get_value()
+            if name in scales:
+                value = scales.pop(name)
+            elif name.endswith(_CACHE_SCALES):  # no checkpoint has them: worker/kv_calibration.py measures them
+                value = np.ones(want.shape, np.float32)
+            else:
+                value = arrange(checkpoint, weights[name], stored_names, want.shape)
+                scheme = parameter.get_metadata("scheme", None)
+                if scheme is not None:
+                    value, scales[name + SCALE_SUFFIX] = quantize(value, scheme)
+            array = put_weight(value.astype(want.dtype, copy=False), mesh, parameter.get_metadata("logical_axes"))
             bar.update(value.size * want.dtype.itemsize)
             return array
 
@@ -69,11 +82,12 @@ def abstract_model(
     model = _settled(config)
     family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
     part = part or model_parts(model.num_hidden_layers, 1)[0]
-    return _filled(
-        _declare(model, family, dtype, hidden_dtype, part),
-        part,
-        lambda _, want, axes: abstract_weight(want.shape, want.dtype, mesh, axes),
-    )
+
+    def describe(_: str, parameter: nnx.Param[jax.Array]) -> jax.ShapeDtypeStruct:
+        want = parameter.get_value()
+        return abstract_weight(want.shape, want.dtype, mesh, parameter.get_metadata("logical_axes"))
+
+    return _filled(_declare(config, model, family, dtype, hidden_dtype, part), part, describe)
 
 
 def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
@@ -117,25 +131,37 @@ def _settled(config: EngineConfig) -> ModelConfig:
 
 
 def _declare(
-    config: ModelConfig, family: Family, dtype: jnp.dtype, hidden_dtype: jnp.dtype, part: ModelPart
+    config: EngineConfig,
+    model_config: ModelConfig,
+    family: Family,
+    dtype: jnp.dtype,
+    hidden_dtype: jnp.dtype,
+    part: ModelPart,
 ) -> CausalLM:
     """Declares the part's layers and the whole frame, without taking memory."""
+    scheme = SCHEMES.get(config.quantization or "")
 
     def build() -> CausalLM:
-        layers = [family.build_layer(config, index, dtype) for index in part.layers]
-        return CausalLM(family.build_frame(config, dtype, hidden_dtype), layers)
+        layers = [family.build_layer(model_config, index, dtype) for index in part.layers]
+        declared = CausalLM(family.build_frame(model_config, dtype, hidden_dtype), layers)
+        declare_quantized(declared, lambda _: scheme)
+        if KV_CACHE_DTYPES[config.cache.cache_dtype] == "int8":
+            declare_cache_scales(declared)
+        return declared
 
     model: CausalLM = nnx.eval_shape(build)
     return model
 
 
-def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, Any, tuple[Axis, ...]], Any]) -> CausalLM:
-    """Replaces the declarations that the part holds by make(name in the whole model, declaration, axes)."""
+def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, Any], Any]) -> CausalLM:
+    """Replaces the declarations that the part holds by make(name in the whole model, declaration).
+
+    In the order of the names: numbers come before their scales.
+    """
     graph_def, state = nnx.split(model)
     parameters = dict(nnx.to_flat_state(state))
     for path, name in _held(model, part, parameters):
-        parameter = parameters[path]
-        parameters[path] = parameter.replace(make(name, parameter.get_value(), parameter.get_metadata("logical_axes")))
+        parameters[path] = parameters[path].replace(make(name, parameters[path]))
     return nnx.merge(graph_def, nnx.from_flat_state(parameters))
 
 

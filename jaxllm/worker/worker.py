@@ -13,7 +13,8 @@ from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
 from jaxllm.model_loader.loader import load_model
-from jaxllm.models.causal_lm import ModelPart, model_parts
+from jaxllm.models.causal_lm import CausalLM, ModelPart, model_parts
+from jaxllm.quantization import SCHEMES
 from jaxllm.worker.buckets import pick_bucket
 from jaxllm.worker.cache_engine import (
     BlockCounts,
@@ -21,15 +22,18 @@ from jaxllm.worker.cache_engine import (
     block_size_of,
     count_blocks,
     layer_spec,
+    layout_of,
     needs_profile,
 )
 from jaxllm.worker.compile_counter import CompileCounter
 from jaxllm.worker.input_batch import InputBatch
+from jaxllm.worker.kv_calibration import calibrate_cache
 from jaxllm.worker.memory_profile import MemoryProfile, dummy_batch_lens
 from jaxllm.worker.model_runner import ModelRunner
+from jaxllm.worker.number_formats import describe_formats
 from jaxllm.worker.padding_cost import padding_costs
 from jaxllm.worker.pipeline import Pipeline, Stage
-from jaxllm.worker.plan import hidden_dtype_of, layers_per_segment, program_shapes
+from jaxllm.worker.plan import cache_dtype_of, hidden_dtype_of, layers_per_segment, program_shapes
 from jaxllm.worker.programs import ProgramShapes, list_programs
 from jaxllm.worker.stage_exchange import StageExchange
 from jaxllm.worker.step_fn import StepModel, split_model
@@ -82,17 +86,18 @@ class Worker:
         mesh = make_mesh(_mesh_devices(config, self._devices), config.parallel.pipeline_parallel_size)
         dtype = _compute_dtype(config.dtype, platform)
         hidden_dtype = hidden_dtype_of(dtype, platform)
+        cache_dtype = cache_dtype_of(config, hidden_dtype)
         _check_block_tables(config, platform)
-        _describe(config, mesh, dtype, platform)
+        _describe(config, mesh, dtype, cache_dtype, platform)
         shapes = program_shapes(config, platform, hidden_dtype)
         parts = model_parts(config.model.num_hidden_layers, config.parallel.pipeline_parallel_size)
         meshes = stage_meshes(mesh)
         models = [
-            self._load_stage(mine, part, dtype, platform) if is_mine(mine) else None
+            self._load_stage(mine, part, dtype, cache_dtype, platform) if is_mine(mine) else None
             for mine, part in zip(meshes, parts, strict=True)
         ]
         counts = [
-            self._count_blocks(model, mine, shapes, platform, len(part.layers))
+            self._count_blocks(model, mine, shapes, cache_dtype, platform, len(part.layers))
             for model, mine, part in zip(models, meshes, parts, strict=True)
         ]
         num_blocks, num_host_blocks = agree_on_min([min(column) for column in zip(*counts, strict=True)], mesh)
@@ -104,7 +109,7 @@ class Worker:
             if model is None:
                 stages.append(None)
                 continue
-            cache_engine = CacheEngine(config, mine, hidden_dtype, platform, len(part.layers), num_blocks)
+            cache_engine = CacheEngine(config, mine, cache_dtype, platform, len(part.layers), num_blocks)
             programs = list_programs(model, cache_engine.caches[0], shapes, mine)
             stages.append(Stage(mine, model, cache_engine, compile_programs(programs)))
             num_programs += len(programs)
@@ -131,12 +136,32 @@ class Worker:
             num_programs,
         )
 
-    def _load_stage(self, mesh: Mesh, part: ModelPart, dtype: jnp.dtype, platform: str) -> StepModel:
+    def _load_stage(
+        self, mesh: Mesh, part: ModelPart, dtype: jnp.dtype, cache_dtype: jnp.dtype, platform: str
+    ) -> StepModel:
         model = load_model(self._config, mesh, dtype, hidden_dtype_of(dtype, platform), part)
+        if cache_dtype == jnp.int8:
+            self._calibrate(model, mesh, cache_dtype, hidden_dtype_of(dtype, platform), platform)
         return split_model(model, layers_per_segment(self._config, platform), part)
 
+    def _calibrate(
+        self, model: CausalLM, mesh: Mesh, cache_dtype: jnp.dtype, hidden_dtype: jnp.dtype, platform: str
+    ) -> None:
+        """Measures the scales of a KV cache of int8."""
+        config = self._config
+        layer = layer_spec(config, mesh, cache_dtype, platform, num_blocks=1)
+        layout = layout_of(config, mesh, cache_dtype, platform)
+        max_len = config.scheduler.max_model_len
+        calibrate_cache(model, layout, len(layer), config.model.vocab_size, max_len, hidden_dtype)
+
     def _count_blocks(
-        self, model: StepModel | None, mesh: Mesh, shapes: ProgramShapes, platform: str, num_layers: int
+        self,
+        model: StepModel | None,
+        mesh: Mesh,
+        shapes: ProgramShapes,
+        cache_dtype: jnp.dtype,
+        platform: str,
+        num_layers: int,
     ) -> BlockCounts:
         """Returns what fits a stage; of another process's stage, what would if memory were no matter."""
         if model is None and needs_profile(self._config.cache, platform):
@@ -144,9 +169,9 @@ class Worker:
         profile = None
         if model is not None and needs_profile(self._config.cache, platform):
             # Any number of blocks does; the true one isn't known before the activations are.
-            layer = layer_spec(self._config, mesh, shapes.dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
+            layer = layer_spec(self._config, mesh, cache_dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
             profile = _profile_memory(self._config, model, layer, shapes, mesh)
-        return count_blocks(self._config, mesh, shapes.dtype, platform, num_layers, profile)
+        return count_blocks(self._config, mesh, cache_dtype, platform, num_layers, profile)
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Runs one step. `initialize` must have returned."""
@@ -184,11 +209,13 @@ def _mesh_devices(config: EngineConfig, devices: Sequence[jax.Device] | None) ->
     return available[first : first + parallel.world_size]
 
 
-def _describe(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str) -> None:
+def _describe(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, cache_dtype: jnp.dtype, platform: str) -> None:
     device_kind = mesh.devices.ravel()[0].device_kind
     _logger.info("%s, %s, compute dtype %s, %s", platform, device_kind, dtype.name, describe_backends())
     if mesh.size > 1:
         _logger.info("mesh: %s", ", ".join(f"{name} {size}" for name, size in mesh.shape.items()))
+    for line in describe_formats(SCHEMES.get(config.quantization or ""), cache_dtype, mesh.devices.ravel()[0]):
+        _logger.info("%s", line)
     for line in padding_costs(config.model, config.parallel.tensor_parallel_size):
         _logger.info("%s", line)
 
