@@ -11,6 +11,7 @@ PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
 EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "orbax", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -241,6 +242,7 @@ class EngineConfig:
 
     Attributes:
       model_path: The .gguf file or the folder that holds the checkpoint.
+      load_format: What the checkpoint is, one of LOAD_FORMATS: "auto" looks; "dummy" makes up weights at random.
       dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
       seed: Seed of the requests that bring none; None draws one from the operating system.
       generation_config: The checkpoint's own sampling defaults, in the form of generation_config.json.
@@ -249,6 +251,7 @@ class EngineConfig:
 
     model: ModelConfig
     model_path: Path
+    load_format: str = "auto"
     dtype: str = "auto"
     seed: int | None = None
     cache: CacheConfig
@@ -260,3 +263,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}; set --dtype")
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigError(
+                f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}; set --load-format"
+            )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.config import (
     DTYPES,
     EXECUTOR_BACKENDS,
+    LOAD_FORMATS,
     POLICIES,
     PREEMPTION_MODES,
     CacheConfig,
@@ -25,7 +26,7 @@ from jaxllm.exceptions import ConfigError
 from jaxllm.model_loader.hf_config import model_config_from_hf
 
 if TYPE_CHECKING:
-    from jaxllm.model_loader.checkpoint import Checkpoint
+    from jaxllm.model_loader.checkpoint import OpenedModel
 
 DEFAULT_MODEL = "smollm2"
 # Taken where max_model_len isn't given and the model allows more: block tables grow with it.
@@ -74,7 +75,15 @@ def _arg(
 class EngineArgs:
     """What an engine is made from. Names are vLLM's; each field's meaning is its help text."""
 
-    model: str = _arg(DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, or a hub id")
+    model: str = _arg(
+        DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, a converted one, or a hub id"
+    )
+    load_format: str = _arg(
+        EngineConfig.load_format,
+        "what the model's weights are; auto looks, orbax is what jaxllm.convert writes, dummy makes them up at random "
+        "from config.json alone",
+        choices=LOAD_FORMATS,
+    )
     dtype: str = _arg(
         EngineConfig.dtype, "compute type; auto is float32 on CPU, bfloat16 on accelerators", choices=DTYPES
     )
@@ -184,7 +193,7 @@ class EngineArgs:
         values = vars(namespace)
         return cls(**{item.name: values[item.name] for item in dataclasses.fields(cls) if item.name not in exclude})
 
-    def create_engine_config(self, checkpoint: "Checkpoint") -> EngineConfig:
+    def create_engine_config(self, checkpoint: "OpenedModel") -> EngineConfig:
         """Returns the frozen configuration for one opened checkpoint.
 
         Raises:
@@ -202,6 +211,7 @@ class EngineArgs:
         return EngineConfig(
             model=model,
             model_path=checkpoint.path,
+            load_format=self.load_format,
             dtype=self.dtype,
             seed=self.seed,
             generation_config=checkpoint.generation_config,

@@ -1,8 +1,10 @@
 """Brings a checkpoint's tensors into sharded device arrays, one parameter at a time."""
 
 import importlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +15,17 @@ from jax.sharding import Mesh
 from jaxllm.config import EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.layers.rope import for_context
+from jaxllm.logger import get_logger
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
+from jaxllm.model_loader.dummy_weights import dummy_weight
+from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
 from jaxllm.models.causal_lm import CausalLM, Family
 from jaxllm.models.registry import FAMILIES
 from jaxllm.models.weight_map import Weight
-from jaxllm.progress import progress_bar
+from jaxllm.progress import Progress, progress_bar
 from sharding.rules import sharding_for
+
+_logger = get_logger(__name__)
 
 
 def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
@@ -33,26 +40,67 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype:
       hidden_dtype: Of what flows from layer to layer.
 
     Raises:
-      ModelLoadError: A tensor is missing, left over, or of another shape than the config says.
+      ModelLoadError: A tensor is missing, left over, or of another shape than the config says, or a file is damaged.
     """
     model = _settled(config)
     family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
-    checkpoint = open_checkpoint(str(config.model_path))
-    weights = weight_map(model, family)
-    stored_names = _stored_names(checkpoint, weights, model, family)
     graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(model, family, dtype, hidden_dtype)))
     parameters = nnx.to_flat_state(state)
-    declared = [parameter.get_value() for _, parameter in parameters]
-    total_bytes = sum(value.size * value.dtype.itemsize for value in declared)
-    loaded = []
-    with progress_bar(total_bytes, "loading weights", "B") as bar:
-        for (path, parameter), want in zip(parameters, declared, strict=True):
-            value = arrange(checkpoint, weights[".".join(map(str, path))], stored_names, want.shape)
-            sharding = sharding_for(mesh, parameter.get_metadata("logical_axes"))
-            array = jax.device_put(value.astype(want.dtype), sharding)
-            loaded.append((path, parameter.replace(array)))
-            bar.update(array.nbytes)
+    wanted = {_name(path): _wanted(parameter, mesh) for path, parameter in parameters}
+    num_bytes = sum(weight.size * weight.dtype.itemsize for weight in wanted.values())
+    start_s = time.monotonic()
+    with progress_bar(num_bytes, "loading weights", "B") as bar:
+        arrays = _load_weights(config, model, family, wanted, bar)
+    elapsed_s = time.monotonic() - start_s
+    num_gb = num_bytes / 1e9
+    _logger.info("loaded %.2f GB of weights in %.2f s, %.2f GB/s", num_gb, elapsed_s, num_gb / max(elapsed_s, 1e-9))
+    loaded = [(path, parameter.replace(arrays[_name(path)])) for path, parameter in parameters]
     return nnx.merge(graph_def, nnx.from_flat_state(loaded))
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+def _wanted(parameter: nnx.Variable[Any], mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Returns shape, dtype and sharding of a declared parameter."""
+    value = parameter.get_value()
+    sharding = sharding_for(mesh, parameter.get_metadata("logical_axes"))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+
+
+def _load_weights(
+    config: EngineConfig, model: ModelConfig, family: Family, wanted: Mapping[str, jax.ShapeDtypeStruct], bar: Progress
+) -> dict[str, jax.Array]:
+    if config.load_format == "dummy":
+        return _put_all(wanted, lambda name: dummy_weight(wanted[name].shape), bar)
+    checkpoint = open_checkpoint(str(config.model_path), config.load_format)
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        return _restore(checkpoint, wanted, bar)
+    weights = weight_map(model, family)
+    stored_names = _stored_names(checkpoint, weights, model, family)
+    return _put_all(wanted, lambda name: arrange(checkpoint, weights[name], stored_names, wanted[name].shape), bar)
+
+
+def _restore(
+    checkpoint: OrbaxCheckpoint, wanted: Mapping[str, jax.ShapeDtypeStruct], bar: Progress
+) -> dict[str, jax.Array]:
+    # Orbax and TensorStore are imported where they are needed: the other formats start without them.
+    from jaxllm.model_loader.orbax_weights import check_matches, restore_weights
+
+    check_matches(checkpoint, wanted)
+    return restore_weights(checkpoint.weights_path, wanted, bar)
+
+
+def _put_all(
+    wanted: Mapping[str, jax.ShapeDtypeStruct], read: Callable[[str], np.ndarray], bar: Progress
+) -> dict[str, jax.Array]:
+    """Reads the weights one by one and puts each on its devices."""
+    arrays = {}
+    for name, weight in wanted.items():
+        arrays[name] = jax.device_put(read(name).astype(weight.dtype, copy=False), weight.sharding)
+        bar.update(arrays[name].nbytes)
+    return arrays
 
 
 def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
