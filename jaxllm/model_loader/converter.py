@@ -31,7 +31,7 @@ from jaxllm.model_loader.orbax_manifest import (
     StoredWeight,
     write_manifest,
 )
-from jaxllm.model_loader.orbax_weights import save_weights
+from jaxllm.model_loader.orbax_writer import save_weights
 from jaxllm.models.causal_lm import CausalLM
 from sharding.mesh import make_mesh
 

@@ -4,6 +4,7 @@ import importlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jaxllm.logger import get_logger
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.model_loader.dummy_weights import dummy_weight
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
+from jaxllm.model_loader.orbax_manifest import check_matches
 from jaxllm.models.causal_lm import CausalLM, Family
 from jaxllm.models.registry import FAMILIES
 from jaxllm.models.weight_map import Weight
@@ -85,11 +87,18 @@ def _load_weights(
 def _restore(
     checkpoint: OrbaxCheckpoint, wanted: Mapping[str, jax.ShapeDtypeStruct], bar: Progress
 ) -> dict[str, jax.Array]:
-    # Orbax and TensorStore are imported where they are needed: the other formats start without them.
-    from jaxllm.model_loader.orbax_weights import check_matches, restore_weights
+    """Reads a converted model's weights, each device's part straight to it."""
+    check_matches(checkpoint.manifest, wanted, checkpoint.path)
+    arrays: dict[str, jax.Array] = {}
+    for name, weight in wanted.items():
+        read = partial(_read_part, checkpoint, name, weight.dtype)
+        arrays[name] = jax.make_array_from_callback(weight.shape, weight.sharding, read)
+        bar.update(arrays[name].nbytes)
+    return arrays
 
-    check_matches(checkpoint, wanted)
-    return restore_weights(checkpoint.weights_path, wanted, bar)
+
+def _read_part(checkpoint: OrbaxCheckpoint, name: str, dtype: np.dtype, index: tuple[slice, ...] | None) -> np.ndarray:
+    return checkpoint.read(name, index or ()).astype(dtype, copy=False)
 
 
 def _put_all(

@@ -1,11 +1,13 @@
 """jaxllm.json: what a converted model's folder says of itself. Every number in it is a claim. Imports no jax.
 
-Knows the folder's names; doesn't know how Orbax lays weights out in files (orbax_files.py) nor what they are for.
+Knows the folder's names; doesn't know how weights lie in files (zarr_array.py) nor what they are for.
 """
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import ml_dtypes
 import msgspec
@@ -96,6 +98,45 @@ def read_manifest(folder: Path) -> Manifest:
         raise ModelLoadError(f"{path}: is damaged: {reason}") from error
     _check(path, manifest)
     return manifest
+
+
+class Wanted(Protocol):
+    """What a model asks of one weight."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+
+def check_matches(manifest: Manifest, wanted: Mapping[str, Wanted], path: Path) -> None:
+    """Checks that a converted model has the weights that its config asks for.
+
+    Raises:
+      ModelLoadError: One is missing, left over, or of another shape or kind of number.
+    """
+    stored = manifest.weights
+    if missing := sorted(wanted.keys() - stored.keys()):
+        raise ModelLoadError(f"{path}: lacks the weight {missing[0]}; convert the model again")
+    if left_over := sorted(stored.keys() - wanted.keys()):
+        raise ModelLoadError(f"{path}: has a weight {left_over[0]}, which its config doesn't ask for")
+    for name, weight in wanted.items():
+        found = stored[name]
+        if found.shape != weight.shape or not _can_become(DTYPES[found.dtype], weight.dtype):
+            raise ModelLoadError(
+                f"{path}: weight {name} must be {weight.dtype}{list(weight.shape)} by its config, got "
+                f"{found.dtype}{list(found.shape)}; the folder is damaged or the config belongs to another model"
+            )
+
+
+def _can_become(stored: np.dtype, wanted: np.dtype) -> bool:
+    """Whether numbers of one dtype may be loaded as another: floats as other floats, integers as they are."""
+    return stored == wanted or _is_float(stored) and _is_float(wanted)
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return dtype.kind in "fV"  # V: bfloat16 and its kin
 
 
 class _Version(msgspec.Struct):
