@@ -1,10 +1,11 @@
 """Frozen configuration. Facts learnt while running (block counts, say) live in KVCacheInfo, not here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jaxllm.exceptions import ConfigError
+from jaxllm.quantization import SCHEMES
 
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 PREEMPTION_MODES = ("auto", "swap", "recompute")
@@ -13,6 +14,17 @@ EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "orbax", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# What --kv-cache-dtype takes, and the dtype that it means; "auto" is the model's.
+KV_CACHE_DTYPES = {
+    "auto": "auto",
+    "float32": "float32",
+    "f32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "int8": "int8",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
@@ -105,6 +117,7 @@ class CacheConfig:
       gpu_memory_utilization: Share of the accelerator's memory for weights, programs and KV cache.
       num_gpu_blocks_override: Number of device blocks, whatever the memory says.
       swap_space: Size of the host KV cache, which preempted groups are swapped to, in GiB.
+      cache_dtype: What keys and values are stored as, a name in KV_CACHE_DTYPES; "auto" is the dtype of hidden states.
     """
 
     block_size: int | None = None
@@ -113,8 +126,14 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
     swap_space: float = 4
+    cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {self.cache_dtype!r}; "
+                "set --kv-cache-dtype"
+            )
         size = self.block_size
         if size is not None and (not 1 <= size <= 256 or size & (size - 1)):
             raise ConfigError(f"block_size must be a power of two in [1, 256], got {size}; set --block-size")
@@ -209,6 +228,7 @@ class ParallelConfig:
       tensor_parallel_size: Devices that share each layer: its heads, its MLP, its experts, the vocabulary.
       pipeline_parallel_size: Groups of such devices that hold consecutive layers.
       data_parallel_size: Replicas of the whole model, each with its own requests.
+      data_parallel_rank: Which replica an engine core is, from 0; None: whoever is made from this has all of them.
       distributed_executor_backend: One of EXECUTOR_BACKENDS; None chooses.
     """
 
@@ -216,6 +236,7 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     distributed_executor_backend: str | None = None
+    data_parallel_rank: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
@@ -229,6 +250,9 @@ class ParallelConfig:
                 f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}; "
                 "set --distributed-executor-backend"
             )
+        rank = self.data_parallel_rank
+        if rank is not None and not 0 <= rank < self.data_parallel_size:
+            raise ConfigError(f"data_parallel_rank must be in [0, {self.data_parallel_size}), got {rank}")
 
     @property
     def world_size(self) -> int:
@@ -244,6 +268,7 @@ class EngineConfig:
       model_path: The .gguf file or the folder that holds the checkpoint.
       load_format: What the checkpoint is, one of LOAD_FORMATS: "auto" looks; "dummy" makes up weights at random.
       dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
+      quantization: How weights are stored, a name in quantization.SCHEMES; None: as the checkpoint has them.
       seed: Seed of the requests that bring none; None draws one from the operating system.
       generation_config: The checkpoint's own sampling defaults, in the form of generation_config.json.
       executor_class: "module:class" of the executor. It is made in the engine's process, from this configuration.
@@ -253,6 +278,7 @@ class EngineConfig:
     model_path: Path
     load_format: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     seed: int | None = None
     cache: CacheConfig
     scheduler: SchedulerConfig
@@ -267,3 +293,26 @@ class EngineConfig:
             raise ConfigError(
                 f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}; set --load-format"
             )
+        if self.quantization is not None and self.quantization not in SCHEMES:
+            raise ConfigError(
+                f"quantization must be one of {', '.join(SCHEMES)}, got {self.quantization!r}; set --quantization"
+            )
+        self._check_formats_on_devices()
+
+    def _check_formats_on_devices(self) -> None:
+        """Scales of some formats have no rule yet by which devices would share them."""
+        is_grouped = self.quantization is not None and SCHEMES[self.quantization].group_size is not None
+        if is_grouped and self.parallel.tensor_parallel_size > 1:
+            raise ConfigError(
+                f"quantization {self.quantization} runs with tensor_parallel_size 1 only, got "
+                f"{self.parallel.tensor_parallel_size}; set --quantization int8 or --tensor-parallel-size 1"
+            )
+        if KV_CACHE_DTYPES[self.cache.cache_dtype] == "int8" and self.parallel.world_size > 1:
+            raise ConfigError(
+                "a KV cache of int8 runs on one device a replica only, got tensor_parallel_size x "
+                f"pipeline_parallel_size = {self.parallel.world_size}; set --kv-cache-dtype auto"
+            )
+
+    def of_replica(self, rank: int) -> "EngineConfig":
+        """Returns the configuration of one data parallel replica."""
+        return replace(self, parallel=replace(self.parallel, data_parallel_rank=rank))

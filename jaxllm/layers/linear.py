@@ -4,24 +4,42 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.layers.parameter import parameter
+from jaxllm.layers.parameter import parameter, quantized
+from jaxllm.quantization import Scheme
+from pallas_kernels.quantized_matmul import quantized_matmul
+from sharding.collectives import sum_over
+from sharding.rules import Axis, axis_name
 
 _MOST_ROWS_CPU = 64  # up to here XLA:CPU is faster with the weight on the left, from 128 rows on with it on the right
 
 
 class Linear(nnx.Module):
-    """x @ weight.T (+ bias), with weight: [out_features, in_features] as checkpoints hold it."""
+    """x @ weight.T (+ bias), with weight: [out_features, in_features] as checkpoints hold it.
+
+    Where devices share the inputs, what each makes of its own is added up; where they share the outputs, each has some.
+    """
 
     def __init__(
-        self, in_features: int, out_features: int, *, axes: tuple[str, str], has_bias: bool, dtype: jnp.dtype
+        self, in_features: int, out_features: int, *, axes: tuple[Axis, Axis], has_bias: bool, dtype: jnp.dtype
     ) -> None:
         """Declares the weights. `axes` are the logical axes of the weight: (of the output, of the input)."""
         self.weight = parameter((out_features, in_features), axes, dtype)
         self.bias = parameter((out_features,), axes[:1], dtype) if has_bias else None
+        self.in_axis = axis_name(axes[1])
+        self.scheme: Scheme | None = None
+
+    def quantize(self, scheme: Scheme) -> None:
+        """Declares the weight as numbers and scales."""
+        self.weight, scales = quantized(self.weight, scheme)
+        self.weight_scale, self.scheme = nnx.data(scales), scheme
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x: [T, in_features] to [T, out_features]."""
-        out = project(x, self.weight[...])
+        if self.scheme is None:
+            out = project(x, self.weight[...])
+        else:
+            out = project_quantized(x, self.weight[...], self.weight_scale[...], self.scheme)
+        out = sum_over(out, self.in_axis)
         return out if self.bias is None else out + self.bias[...]
 
 
@@ -38,6 +56,11 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
     if weight.dtype == jnp.float32 and x.shape[0] <= _MOST_ROWS_CPU:
         return jax.lax.platform_dependent(x, weight, cpu=_project_cpu, default=_project)
     return _project(x, weight)
+
+
+def project_quantized(x: jax.Array, values: jax.Array, scales: jax.Array, scheme: Scheme) -> jax.Array:
+    """Computes x @ (values * scales).T for x: [T, I], values: [O, I], scales: [G, O]. Returns [T, O] in x's dtype."""
+    return quantized_matmul(x, values, scales, quantize_activations=scheme.quantizes_activations)
 
 
 def _project(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -24,11 +24,14 @@ class OpenedModel(Protocol):
       path: The .gguf file or the folder.
       config: In the form of Hugging Face's config.json.
       generation_config: In the form of generation_config.json; empty where the checkpoint has none.
+      quantization: The scheme, a name in quantization.SCHEMES, whose numbers the weights are stored as; None where they
+        come as floats.
     """
 
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
+    quantization: str | None
 
 
 class Checkpoint(OpenedModel, Protocol):

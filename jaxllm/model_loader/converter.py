@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 import jaxllm
 from jaxllm.config import DTYPES
@@ -34,15 +35,21 @@ from jaxllm.model_loader.orbax_manifest import (
 from jaxllm.model_loader.orbax_writer import save_weights
 from jaxllm.models.causal_lm import CausalLM
 from sharding.mesh import make_mesh
+from sharding.partition import pieces_of
+from sharding.rules import axis_name
 
 
-def convert(source: str, target: Path, dtype: str = "auto") -> Manifest:
-    """Converts a model.
+def convert(
+    source: str, target: Path, dtype: str = "auto", quantization: str | None = None, tensor_parallel_size: int = 1
+) -> Manifest:
+    """Converts a model, on as many devices of the CPU as it is laid out for.
 
     Args:
       source: As EngineArgs.model, but not converted yet.
       target: The folder to write, which must not exist.
-      dtype: Of the stored weights, one of DTYPES; "auto" keeps the source's, float32 where that is quantised.
+      dtype: Of the stored floats, one of DTYPES; "auto" keeps the source's, float32 where that is quantised.
+      quantization: How weights are stored, a name in quantization.SCHEMES; None: as floats.
+      tensor_parallel_size: Devices that the weights are laid out for. Others can load them too, not as fast.
 
     Returns:
       What stands in the folder's manifest.
@@ -56,17 +63,17 @@ def convert(source: str, target: Path, dtype: str = "auto") -> Manifest:
     checkpoint = open_checkpoint(source)
     if isinstance(checkpoint, OrbaxCheckpoint):
         raise ConfigError(f"{checkpoint.path}: is converted already; give the model that it was made from")
-    config = EngineArgs(model=source, dtype=dtype).create_engine_config(checkpoint)
+    args = EngineArgs(model=source, dtype=dtype, quantization=quantization, tensor_parallel_size=tensor_parallel_size)
+    config = args.create_engine_config(checkpoint)
     stored_dtype = jnp.dtype(_stored_dtype(checkpoint, dtype))
-    mesh = make_mesh(jax.local_devices(backend="cpu")[:1])
-    weights, stored = _named(load_model(config, mesh, stored_dtype, stored_dtype))
+    mesh = make_mesh(jax.local_devices(backend="cpu")[:tensor_parallel_size])
+    weights, stored = _named(load_model(config, mesh, stored_dtype, stored_dtype), mesh)
     manifest = Manifest(
         format=FORMAT,
         format_version=FORMAT_VERSION,
         jaxllm_version=jaxllm.__version__,
         source=checkpoint.path.name,
-        quantization=None,
-        mesh={name: size for name, size in mesh.shape.items() if size > 1},
+        quantization=config.quantization,
         weights=stored,
     )
     try:
@@ -105,11 +112,12 @@ def _stored_dtype(checkpoint: Checkpoint, dtype: str) -> str:
     return stated if stated in DTYPES else "float32"
 
 
-def _named(model: CausalLM) -> tuple[dict[str, jax.Array], dict[str, StoredWeight]]:
+def _named(model: CausalLM, mesh: Mesh) -> tuple[dict[str, jax.Array], dict[str, StoredWeight]]:
     """Returns a model's weights by their paths in it, and what the manifest says of them."""
     weights, stored = {}, {}
     for path, parameter in nnx.to_flat_state(nnx.state(model)):
-        name, array = ".".join(map(str, path)), parameter.get_value()
+        name, array, axes = ".".join(map(str, path)), parameter.get_value(), parameter.get_metadata("logical_axes")
         weights[name] = array
-        stored[name] = StoredWeight(array.shape, array.dtype.name, parameter.get_metadata("logical_axes"))
+        names = tuple(axis_name(axis) for axis in axes)
+        stored[name] = StoredWeight(array.shape, array.dtype.name, names, pieces_of(mesh, axes))
     return weights, stored

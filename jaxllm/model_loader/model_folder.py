@@ -28,6 +28,7 @@ class ModelFolder:
       path: The folder.
       config: config.json, with eos_token_id taken from generation_config.json where that has one.
       generation_config: generation_config.json, or empty.
+      quantization: None.
 
     Raises:
       ModelLoadError: A file is missing or damaged.
@@ -36,6 +37,7 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.generation_config = read_configs(path)
+        self.quantization: str | None = None
 
 
 def read_configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -26,6 +26,7 @@ class OrbaxCheckpoint:
       path: The folder.
       config: config.json, with eos_token_id taken from generation_config.json where that has one.
       generation_config: generation_config.json, or empty.
+      quantization: The scheme whose numbers the weights are stored as; None where they are floats.
       manifest: What is stored. Each of its weights is there, with the stated shape, dtype and number of bytes.
 
     Raises:
@@ -35,6 +36,7 @@ class OrbaxCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_manifest(path)
+        self.quantization = self.manifest.quantization
         self.config, self.generation_config = read_configs(path)
         weights_path = path / WEIGHTS_NAME
         for folder in (weights_path, *(weights_path / name for name in self.manifest.weights)):

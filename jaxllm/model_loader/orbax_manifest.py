@@ -5,9 +5,7 @@ Knows the folder's names; doesn't know how weights lie in files (zarr_array.py) 
 
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import ml_dtypes
 import msgspec
@@ -15,6 +13,7 @@ import numpy as np
 
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.model_loader.model_files import MAX_JSON_BYTES, refuse_lfs_pointer
+from jaxllm.quantization import SCHEMES
 
 MANIFEST_NAME = "jaxllm.json"
 WEIGHTS_NAME = "weights"
@@ -23,24 +22,32 @@ FORMAT = "jaxllm-orbax"
 FORMAT_VERSION = 1
 MAX_WEIGHTS = 1 << 20
 MAX_DIMS = 8
+MAX_PIECES = 1 << 12
 DTYPES = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "int8": np.dtype("i1"),
-    "uint8": np.dtype("u1"),
-    "int32": np.dtype("<i4"),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 # A parameter's path in the model, which is also the name of its folder: no slash, and no name made of dots alone.
 _WEIGHT_NAME = re.compile(r"[A-Za-z0-9_]{1,64}(\.[A-Za-z0-9_]{1,64}){0,15}", re.ASCII)
 
 
 class StoredWeight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One parameter as it is stored, laid out for the manifest's mesh."""
+    """One parameter as it is stored.
+
+    Attributes:
+      shape: Of what is stored.
+      dtype: A name in DTYPES.
+      axes: The logical axis of each dimension.
+      pieces: How many devices it is laid out for along each dimension; see sharding/split.py.
+    """
 
     shape: tuple[int, ...]
     dtype: str
-    axes: tuple[str | None, ...]  # logical, one a dimension
+    axes: tuple[str | None, ...]
+    pieces: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -52,8 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       source: Name of the file or folder that was converted.
-      quantization: The scheme of the weights, by its --quantization name; None where they are not quantised.
-      mesh: Mesh axis -> devices that the weights are laid out for.
+      quantization: The scheme of the weights, a name in quantization.SCHEMES; None where they are floats.
       weights: Path of the parameter in CausalLM -> what is stored.
     """
 
@@ -62,7 +68,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jaxllm_version: str
     source: str
     quantization: str | None
-    mesh: dict[str, int]
     weights: dict[str, StoredWeight]
 
     @property
@@ -100,45 +105,6 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-class Wanted(Protocol):
-    """What a model asks of one weight."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype: ...
-
-
-def check_matches(manifest: Manifest, wanted: Mapping[str, Wanted], path: Path) -> None:
-    """Checks that a converted model has the weights that its config asks for.
-
-    Raises:
-      ModelLoadError: One is missing, left over, or of another shape or kind of number.
-    """
-    stored = manifest.weights
-    if missing := sorted(wanted.keys() - stored.keys()):
-        raise ModelLoadError(f"{path}: lacks the weight {missing[0]}; convert the model again")
-    if left_over := sorted(stored.keys() - wanted.keys()):
-        raise ModelLoadError(f"{path}: has a weight {left_over[0]}, which its config doesn't ask for")
-    for name, weight in wanted.items():
-        found = stored[name]
-        if found.shape != weight.shape or not _can_become(DTYPES[found.dtype], weight.dtype):
-            raise ModelLoadError(
-                f"{path}: weight {name} must be {weight.dtype}{list(weight.shape)} by its config, got "
-                f"{found.dtype}{list(found.shape)}; the folder is damaged or the config belongs to another model"
-            )
-
-
-def _can_become(stored: np.dtype, wanted: np.dtype) -> bool:
-    """Whether numbers of one dtype may be loaded as another: floats as other floats, integers as they are."""
-    return stored == wanted or _is_float(stored) and _is_float(wanted)
-
-
-def _is_float(dtype: np.dtype) -> bool:
-    return dtype.kind in "fV"  # V: bfloat16 and its kin
-
-
 class _Version(msgspec.Struct):
     """The part of every version's manifest that says which it is."""
 
@@ -149,11 +115,14 @@ class _Version(msgspec.Struct):
 def _check(path: Path, manifest: Manifest) -> None:
     if not 1 <= len(manifest.weights) <= MAX_WEIGHTS:
         raise ModelLoadError(f"{path}: must name 1 to {MAX_WEIGHTS} weights, got {len(manifest.weights)}")
-    if not all(1 <= size <= 1 << 20 for size in manifest.mesh.values()):
-        raise ModelLoadError(f"{path}: sizes of the mesh must be at least 1, got {manifest.mesh!r:.200}")
+    if manifest.quantization is not None and manifest.quantization not in SCHEMES:
+        raise ModelLoadError(
+            f"{path}: quantization must be one of {', '.join(SCHEMES)}, got {manifest.quantization!r:.40}"
+        )
     for name, weight in manifest.weights.items():
         if not _WEIGHT_NAME.fullmatch(name):
             raise ModelLoadError(f"{path}: {name!r:.200} can't be a weight's name")
         has_sizes = len(weight.shape) <= MAX_DIMS and all(1 <= size < 1 << 48 for size in weight.shape)
-        if not has_sizes or len(weight.axes) != len(weight.shape) or weight.dtype not in DTYPES:
+        has_pieces = len(weight.pieces) == len(weight.shape) and all(1 <= n <= MAX_PIECES for n in weight.pieces)
+        if not has_sizes or not has_pieces or len(weight.axes) != len(weight.shape) or weight.dtype not in DTYPES:
             raise ModelLoadError(f"{path}: weight {name!r:.200} is damaged: {weight!r:.200}")

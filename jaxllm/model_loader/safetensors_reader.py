@@ -48,6 +48,7 @@ class HuggingFaceCheckpoint:
       path: The folder.
       config: config.json, with eos_token_id taken from generation_config.json where that has one.
       generation_config: generation_config.json, or empty.
+      quantization: None.
 
     Raises:
       ModelLoadError: A file is missing, truncated or contradicts another.
@@ -57,6 +58,7 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.generation_config = read_configs(path)
+        self.quantization: str | None = None
         self._tensors = _find_tensors(path)
 
     def tensor_names(self) -> list[str]:
