@@ -297,20 +297,10 @@ class EngineConfig:
             raise ConfigError(
                 f"quantization must be one of {', '.join(SCHEMES)}, got {self.quantization!r}; set --quantization"
             )
-        self._check_formats_on_devices()
-
-    def _check_formats_on_devices(self) -> None:
-        """Scales of some formats have no rule yet by which devices would share them."""
-        is_grouped = self.quantization is not None and SCHEMES[self.quantization].group_size is not None
-        if is_grouped and self.parallel.tensor_parallel_size > 1:
-            raise ConfigError(
-                f"quantization {self.quantization} runs with tensor_parallel_size 1 only, got "
-                f"{self.parallel.tensor_parallel_size}; set --quantization int8 or --tensor-parallel-size 1"
-            )
         if KV_CACHE_DTYPES[self.cache.cache_dtype] == "int8" and self.parallel.world_size > 1:
             raise ConfigError(
-                "a KV cache of int8 runs on one device a replica only, got tensor_parallel_size x "
-                f"pipeline_parallel_size = {self.parallel.world_size}; set --kv-cache-dtype auto"
+                f"kv_cache_dtype int8 needs a replica of one device, got {self.parallel.world_size}; "
+                "set --kv-cache-dtype fp8"
             )
 
     def of_replica(self, rank: int) -> "EngineConfig":

@@ -69,7 +69,7 @@ class Attention(nnx.Module):
 
     def scale_cache(self) -> None:
         """Declares what keys and values are divided by on their way into the cache: one number a head and dimension."""
-        shape, axes = (2, self.num_kv_heads, self.head_dim), (None, None, None)
+        shape, axes = (2, self.num_kv_heads, self.head_dim), (None, "kv_heads", None)
         self.cache_scales = nnx.data(parameter(shape, axes, jnp.dtype(jnp.float32)))
         self.has_cache_scales = True
 

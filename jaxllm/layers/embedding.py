@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.layers.linear import project, project_quantized
+from jaxllm.layers.linear import project, project_quantized, rotated
 from jaxllm.layers.parameter import parameter, quantized
 from jaxllm.quantization import Scheme
 from sharding.collectives import num_shards, shard_index, sum_over
@@ -21,25 +21,26 @@ class Embedding(nnx.Module):
 
     def quantize(self, scheme: Scheme) -> None:
         """Declares the matrix as numbers and a scale a row."""
-        self.scheme = scheme.of_table()
+        self.scheme = scheme.of_table().within(self.weight.get_value().shape[1])
         self.weight, scales = quantized(self.weight, self.scheme)
         self.weight_scale = nnx.data(scales)
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
         """Maps token_ids: [T] to [T, M]."""
-        num_rows = self.weight[...].shape[0]
+        weight = self.weight[...]
         if num_shards("vocab") == 1:
             return self._rows(token_ids)
-        rows = token_ids - shard_index("vocab") * num_rows
-        is_mine = (rows >= 0) & (rows < num_rows)
+        rows = token_ids - shard_index("vocab") * weight.shape[0]
+        is_mine = (rows >= 0) & (rows < weight.shape[0])
         return sum_over(jnp.where(is_mine[:, None], self._rows(jnp.where(is_mine, rows, 0)), 0), "vocab")
 
     def _rows(self, indices: jax.Array) -> jax.Array:
-        """Looks up rows of this device's part: [T] to [T, M]."""
+        """Returns this device's rows at indices: [T] as floats [T, M]."""
         rows = self.weight[...][indices]
         if self.scheme is None:
             return rows
-        return (rows.astype(jnp.float32) * self.weight_scale[...][0, indices][:, None]).astype(self.dtype)
+        scaled = rows.astype(jnp.float32) * self.weight_scale[...][0, indices][:, None]
+        return rotated(scaled, self.scheme).astype(self.dtype)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps hidden: [R, M] to float32 logits [R, V] of this device's tokens, -inf where the vocabulary is padded."""

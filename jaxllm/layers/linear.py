@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxllm.exceptions import ConfigError
 from jaxllm.layers.parameter import parameter, quantized
 from jaxllm.quantization import Scheme
 from pallas_kernels.quantized_matmul import quantized_matmul
 from sharding.collectives import sum_over
-from sharding.rules import Axis, axis_name
+from sharding.rules import Axis, SplitAxis, axis_name
 
 _MOST_ROWS_CPU = 64  # up to here XLA:CPU is faster with the weight on the left, from 128 rows on with it on the right
 
@@ -30,16 +31,21 @@ class Linear(nnx.Module):
 
     def quantize(self, scheme: Scheme) -> None:
         """Declares the weight as numbers and scales."""
+        in_axis = self.weight.get_metadata("logical_axes")[1]
+        # What is rotated together stays together on one device.
+        units = [part.width for part in in_axis.parts] if isinstance(in_axis, SplitAxis) else []
+        for size in (self.weight.get_value().shape[1], *units):
+            scheme = scheme.within(size)
         self.weight, scales = quantized(self.weight, scheme)
         self.weight_scale, self.scheme = nnx.data(scales), scheme
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x: [T, in_features] to [T, out_features]."""
         if self.scheme is None:
-            out = project(x, self.weight[...])
+            product = project(x, self.weight[...])
         else:
-            out = project_quantized(x, self.weight[...], self.weight_scale[...], self.scheme)
-        out = sum_over(out, self.in_axis)
+            product = project_quantized(x, self.weight[...], self.weight_scale[...], self.scheme)
+        out = sum_over(product, self.in_axis)
         return out if self.bias is None else out + self.bias[...]
 
 
@@ -59,8 +65,28 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def project_quantized(x: jax.Array, values: jax.Array, scales: jax.Array, scheme: Scheme) -> jax.Array:
-    """Computes x @ (values * scales).T for x: [T, I], values: [O, I], scales: [G, O]. Returns [T, O] in x's dtype."""
-    return quantized_matmul(x, values, scales, quantize_activations=scheme.quantizes_activations)
+    """Computes x @ (values * scales).T for x: [T, I], values: [O, I], scales: [G, O]. Returns [T, O] in x's dtype.
+
+    Raises:
+      ConfigError: Devices share the inputs in such a way that what must stay together doesn't.
+    """
+    num_inputs, num_groups = x.shape[1], len(scales)
+    if num_inputs % scheme.rotated or num_inputs % num_groups:
+        raise ConfigError(
+            f"quantization {scheme.name} needs a multiple of {max(scheme.rotated, num_groups)} inputs on each device, "
+            f"got {num_inputs}; set a smaller --tensor-parallel-size or --quantization int8_wo"
+        )
+    rows = rotated(x, scheme)
+    return quantized_matmul(rows, values, scales, quantize_activations=scheme.quantizes_activations).astype(x.dtype)
+
+
+def rotated(x: jax.Array, scheme: Scheme) -> jax.Array:
+    """Returns x: [T, I] as the scheme's numbers have their inputs. Doing it again undoes it."""
+    rotation = scheme.rotation(x.shape[1])
+    if rotation is None:
+        return x
+    blocks = x.astype(jnp.float32).reshape(-1, len(rotation))
+    return jnp.dot(blocks, rotation, precision=jax.lax.Precision.HIGHEST).reshape(x.shape)
 
 
 def _project(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -60,6 +60,7 @@ class Experts(nnx.Module):
 
     def quantize(self, scheme: Scheme) -> None:
         """Declares the matrices as numbers and scales. Products are with the numbers widened, whatever the scheme."""
+        scheme = scheme.of_experts()
         self.gate_up, gate_up_scales = quantized(self.gate_up, scheme)
         self.down, down_scales = quantized(self.down, scheme)
         self.gate_up_scale, self.down_scale = nnx.data(gate_up_scales), nnx.data(down_scales)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.quantization import Scheme
-from sharding.rules import Axis
+from sharding.rules import Axis, axis_name
 
 
 def parameter(shape: Sequence[int], axes: Sequence[Axis], dtype: jnp.dtype) -> nnx.Param[jax.Array]:
@@ -34,7 +34,7 @@ def quantized(weight: "nnx.Param[jax.Array]", scheme: Scheme) -> tuple["nnx.Para
     shape, axes = weight.get_value().shape, weight.get_metadata("logical_axes")
     numbers = nnx.Param(jnp.zeros(shape, held_dtype(scheme)), logical_axes=axes, scheme=scheme)
     num_groups = scheme.num_groups(shape[1])
-    in_axis = axes[1] if num_groups > 1 else None
+    in_axis = axis_name(axes[1]) if num_groups > 1 else None
     if len(shape) == 3:
         scales = parameter((shape[0], num_groups, shape[2]), (axes[0], in_axis, axes[2]), jnp.dtype(jnp.float32))
     else:

@@ -74,11 +74,11 @@ def abstract_model(
     family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
     part = part or model_parts(model.num_hidden_layers, 1)[0]
 
-    def declare(_: str, parameter: nnx.Param[jax.Array]) -> jax.ShapeDtypeStruct:
+    def describe(_: str, parameter: nnx.Param[jax.Array]) -> jax.ShapeDtypeStruct:
         want = parameter.get_value()
         return abstract_weight(want.shape, want.dtype, mesh, parameter.get_metadata("logical_axes"))
 
-    return _filled(_declare(config, model, family, dtype, hidden_dtype, part), part, declare)
+    return _filled(_declare(config, model, family, dtype, hidden_dtype, part), part, describe)
 
 
 def _settled(config: EngineConfig) -> ModelConfig:
@@ -90,7 +90,7 @@ def _settled(config: EngineConfig) -> ModelConfig:
 
 def _declare(
     config: EngineConfig,
-    model: ModelConfig,
+    model_config: ModelConfig,
     family: Family,
     dtype: jnp.dtype,
     hidden_dtype: jnp.dtype,
@@ -100,19 +100,22 @@ def _declare(
     scheme = SCHEMES.get(config.quantization or "")
 
     def build() -> CausalLM:
-        layers = [family.build_layer(model, index, dtype) for index in part.layers]
-        declared = CausalLM(family.build_frame(model, dtype, hidden_dtype), layers)
+        layers = [family.build_layer(model_config, index, dtype) for index in part.layers]
+        declared = CausalLM(family.build_frame(model_config, dtype, hidden_dtype), layers)
         declare_quantized(declared, lambda _: scheme)
         if KV_CACHE_DTYPES[config.cache.cache_dtype] == "int8":
             declare_cache_scales(declared)
         return declared
 
-    declared: CausalLM = nnx.eval_shape(build)
-    return declared
+    model: CausalLM = nnx.eval_shape(build)
+    return model
 
 
-def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, nnx.Param[jax.Array]], Any]) -> CausalLM:
-    """Replaces the declarations that the part holds by make(name in the whole model, declaration)."""
+def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, Any], Any]) -> CausalLM:
+    """Replaces the declarations that the part holds by make(name in the whole model, declaration).
+
+    In the order of the names: numbers come before their scales.
+    """
     graph_def, state = nnx.split(model)
     parameters = dict(nnx.to_flat_state(state))
     for path, name in _held(model, part, parameters):

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxllm.config import KV_CACHE_DTYPES, EngineConfig
+from jaxllm.config import EngineConfig
 from jaxllm.model_loader.loader import load_model
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.worker.cache_engine import layer_spec, layout_of
 from jaxllm.worker.kv_calibration import calibrate_cache
+from jaxllm.worker.plan import cache_dtype_of
 from jaxllm.worker.step_fn import split_model
 from jaxllm.worker.whole_texts import WholeTexts
 from sharding.mesh import make_mesh
@@ -86,8 +87,7 @@ def _load(config: EngineConfig) -> tuple[WholeTexts, int]:
     platform = jax.default_backend()
     mesh = make_mesh(jax.local_devices()[:1])
     dtype = _FLOAT32 if config.dtype == "auto" else jnp.dtype(config.dtype)
-    cache_name = KV_CACHE_DTYPES[config.cache.cache_dtype]
-    cache_dtype = _FLOAT32 if cache_name == "auto" else jnp.dtype(cache_name)
+    cache_dtype = cache_dtype_of(config, _FLOAT32)
     model = load_model(config, mesh, dtype, _FLOAT32)
     layout = layout_of(config, mesh, cache_dtype, platform)
     num_arrays = len(layer_spec(config, mesh, cache_dtype, platform, num_blocks=1))
@@ -97,4 +97,4 @@ def _load(config: EngineConfig) -> tuple[WholeTexts, int]:
 
 
 def _num_bytes(model: CausalLM) -> int:
-    return sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))
+    return sum(array.nbytes for array in jax.tree.leaves(nnx.split(model)[1]))

@@ -53,7 +53,7 @@ class WholeTexts:
             caches.extend(filled)
         return TextRun(hidden, tuple(caches))
 
-    def logits(self, hidden: jax.Array, indices: jax.Array | np.ndarray) -> jax.Array:
+    def logits(self, hidden: jax.Array, indices: np.ndarray) -> jax.Array:
         """Returns float32 logits [R, V] of the tokens at indices: [R] of hidden: [T, M]."""
         return self._logits(self._model.logits_weights, hidden, indices)
 
