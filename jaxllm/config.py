@@ -5,13 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.exceptions import ConfigError
+from jaxllm.quantization import SCHEMES
 
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
 EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "orbax", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# What --kv-cache-dtype takes, and the dtype that it means; "auto" is the model's.
+KV_CACHE_DTYPES = {
+    "auto": "auto",
+    "float32": "float32",
+    "f32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "int8": "int8",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
@@ -104,6 +117,7 @@ class CacheConfig:
       gpu_memory_utilization: Share of the accelerator's memory for weights, programs and KV cache.
       num_gpu_blocks_override: Number of device blocks, whatever the memory says.
       swap_space: Size of the host KV cache, which preempted groups are swapped to, in GiB.
+      cache_dtype: What keys and values are stored as, a name in KV_CACHE_DTYPES; "auto" is the dtype of hidden states.
     """
 
     block_size: int | None = None
@@ -112,8 +126,14 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
     swap_space: float = 4
+    cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {self.cache_dtype!r}; "
+                "set --kv-cache-dtype"
+            )
         size = self.block_size
         if size is not None and (not 1 <= size <= 256 or size & (size - 1)):
             raise ConfigError(f"block_size must be a power of two in [1, 256], got {size}; set --block-size")
@@ -246,7 +266,9 @@ class EngineConfig:
 
     Attributes:
       model_path: The .gguf file or the folder that holds the checkpoint.
+      load_format: What the checkpoint is, one of LOAD_FORMATS: "auto" looks; "dummy" makes up weights at random.
       dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
+      quantization: How weights are stored, a name in quantization.SCHEMES; None: as the checkpoint has them.
       seed: Seed of the requests that bring none; None draws one from the operating system.
       generation_config: The checkpoint's own sampling defaults, in the form of generation_config.json.
       executor_class: "module:class" of the executor. It is made in the engine's process, from this configuration.
@@ -254,7 +276,9 @@ class EngineConfig:
 
     model: ModelConfig
     model_path: Path
+    load_format: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     seed: int | None = None
     cache: CacheConfig
     scheduler: SchedulerConfig
@@ -265,6 +289,19 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}; set --dtype")
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigError(
+                f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}; set --load-format"
+            )
+        if self.quantization is not None and self.quantization not in SCHEMES:
+            raise ConfigError(
+                f"quantization must be one of {', '.join(SCHEMES)}, got {self.quantization!r}; set --quantization"
+            )
+        if KV_CACHE_DTYPES[self.cache.cache_dtype] == "int8" and self.parallel.world_size > 1:
+            raise ConfigError(
+                f"kv_cache_dtype int8 needs a replica of one device, got {self.parallel.world_size}; "
+                "set --kv-cache-dtype fp8"
+            )
 
     def of_replica(self, rank: int) -> "EngineConfig":
         """Returns the configuration of one data parallel replica."""

@@ -65,6 +65,13 @@ class Attention(nnx.Module):
         self.out = Linear(out_size, hidden_size, axes=("embed", out_axis), has_bias=out_bias, dtype=dtype)
         one_each = SplitAxis("heads", (QueryHeads(*sizes, 1),))
         self.sinks = parameter((self.num_heads,), (one_each,), jnp.dtype(jnp.float32)) if has_sinks else None
+        self.has_cache_scales = False
+
+    def scale_cache(self) -> None:
+        """Declares what keys and values are divided by on their way into the cache: one number a head and dimension."""
+        shape, axes = (2, self.num_kv_heads, self.head_dim), (None, "kv_heads", None)
+        self.cache_scales = nnx.data(parameter(shape, axes, jnp.dtype(jnp.float32)))
+        self.has_cache_scales = True
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """Maps x: [T, M] to [T, M], and the cache to the cache with this step's tokens in it."""
@@ -77,6 +84,9 @@ class Attention(nnx.Module):
             q, k = self.head_norms(q, k)
         if self.rope is not None:
             q, k = self.rope(q, batch.positions), self.rope(k, batch.positions)
+        if self.has_cache_scales:  # what the cache lacks, queries and results make good
+            k_scales, v_scales = self.cache_scales[...]  # [K, D] each
+            q, k, v = scaled_heads(q, k_scales), k / k_scales, v / v_scales
         cache = kv_cache_update(cache, k, v, batch.slots)
         attended = paged_attention(
             q,
@@ -89,4 +99,12 @@ class Attention(nnx.Module):
             logit_soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
         )
+        if self.has_cache_scales:
+            attended = scaled_heads(attended, v_scales)
         return self.out(attended.reshape(num_tokens, -1).astype(x.dtype)), cache
+
+
+def scaled_heads(x: jax.Array, scales: jax.Array) -> jax.Array:
+    """Multiplies each head of x: [T, H, D] with its KV head's scales: [K, D]. Returns x's dtype."""
+    by_head = jnp.repeat(scales, x.shape[1] // scales.shape[0], axis=0)  # [H, D]
+    return (x * by_head).astype(x.dtype)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.layers.attention import LayerCache
+from jaxllm.layers.attention import LayerCache, scaled_heads
 from jaxllm.layers.forward_batch import ForwardBatch
 from jaxllm.layers.linear import Linear
 from jaxllm.layers.norm import RMSNorm
@@ -83,6 +83,13 @@ class LatentAttention(nnx.Module):
         # Of each head: rows that make the unrotated part of keys of a latent vector, then rows that make values.
         self.kv_out = parameter((heads, sizes.unrotated + sizes.value, sizes.latent), ("heads", None, "latent"), dtype)
         self.out = Linear(heads * sizes.value, hidden, axes=("embed", value_axis), has_bias=has_bias, dtype=dtype)
+        self.has_cache_scales = False
+
+    def scale_cache(self) -> None:
+        """Declares what rows are divided by on their way into the cache: one number a dimension."""
+        shape = (1, 1, self.sizes.latent + self.sizes.rotated)
+        self.cache_scales = nnx.data(parameter(shape, (None, None, None), jnp.dtype(jnp.float32)))
+        self.has_cache_scales = True
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """Maps x: [T, M] to [T, M], and the cache to the cache with this step's latent vectors in it.
@@ -90,16 +97,21 @@ class LatentAttention(nnx.Module):
         The cache is one array, whose rows are keys and values at once.
         """
         sizes, num_tokens = self.sizes, x.shape[0]
-        rows = self._rows(x, batch.positions)
+        rows, queries = self._rows(x, batch.positions), self._queries(x, batch.positions)
+        if self.has_cache_scales:  # what the cache lacks, queries and results make good
+            (scales,) = self.cache_scales[...]  # [1, latent + rotated]
+            rows, queries = rows / scales, scaled_heads(queries, scales)
         cache = kv_cache_update(cache, rows, rows, batch.slots)
         attended = paged_attention(
-            self._queries(x, batch.positions),
+            queries,
             cache if choose_backend() == "tpu" else cache * 2,
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,
             scale=self.scale,
         )
+        if self.has_cache_scales:
+            attended = scaled_heads(attended, scales)
         values = _per_head(attended[..., : sizes.latent], self.kv_out[...][:, sizes.unrotated :], "thc,hvc->thv")
         return self.out(values.reshape(num_tokens, -1)), cache
 

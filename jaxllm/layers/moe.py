@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.layers.mlp import ACTIVATIONS, GatedMLP
-from jaxllm.layers.parameter import parameter
+from jaxllm.layers.parameter import parameter, quantized
 from jaxllm.layers.router import SigmoidRouter, SoftmaxRouter
+from jaxllm.quantization import Scheme
 from pallas_kernels.grouped_matmul import grouped_matmul
 from sharding.collectives import num_shards, shard_index, sum_over
 
@@ -49,12 +50,21 @@ class Experts(nnx.Module):
         *,
         has_bias: bool = False,
     ) -> None:
-        self.combine = combine
+        self.combine, self.dtype = combine, dtype
         inner = 2 * intermediate_size
         self.gate_up = parameter((num_experts, hidden_size, inner), ("experts", "embed", None), dtype)
         self.down = parameter((num_experts, intermediate_size, hidden_size), ("experts", None, "embed"), dtype)
         self.gate_up_bias = parameter((num_experts, inner), ("experts", None), dtype) if has_bias else None
         self.down_bias = parameter((num_experts, hidden_size), ("experts", "embed"), dtype) if has_bias else None
+        self.scheme: Scheme | None = None
+
+    def quantize(self, scheme: Scheme) -> None:
+        """Declares the matrices as numbers and scales. Products are with the numbers widened, whatever the scheme."""
+        scheme = scheme.of_experts()
+        self.gate_up, gate_up_scales = quantized(self.gate_up, scheme)
+        self.down, down_scales = quantized(self.down, scheme)
+        self.gate_up_scale, self.down_scale = nnx.data(gate_up_scales), nnx.data(down_scales)
+        self.scheme = scheme
 
     def on_this_device(self, experts: jax.Array) -> jax.Array:
         """Counts experts: [R] int32 from the first one of this device; those of other devices come past the last."""
@@ -71,13 +81,27 @@ class Experts(nnx.Module):
         """
         num_mine = self.down[...].shape[0]
         group_sizes = jnp.bincount(experts, length=num_mine).astype(jnp.int32)  # [E]
-        inner = grouped_matmul(rows, self.gate_up[...], group_sizes)  # [R, 2F]
+        gate_up, down = self._matrices()
+        inner = grouped_matmul(rows, gate_up, group_sizes)  # [R, 2F]
         if self.gate_up_bias is not None:
             inner = inner + self.gate_up_bias[...][experts]
-        out = grouped_matmul(self.combine(*jnp.split(inner, 2, axis=-1)), self.down[...], group_sizes)
+        out = grouped_matmul(self.combine(*jnp.split(inner, 2, axis=-1)), down, group_sizes)
         if self.down_bias is not None:
             out = out + self.down_bias[...][experts]
         return out if num_shards("experts") == 1 else jnp.where((experts < num_mine)[:, None], out, 0)
+
+    def _matrices(self) -> tuple[jax.Array, jax.Array]:
+        """Returns gate_up: [E, M, 2F] and down: [E, F, M] as floats."""
+        if self.scheme is None:
+            return self.gate_up[...], self.down[...]
+        gate_up = _widened(self.gate_up[...], self.gate_up_scale[...], self.dtype)
+        return gate_up, _widened(self.down[...], self.down_scale[...], self.dtype)
+
+
+def _widened(values: jax.Array, scales: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Returns values: [E, I, O] times their groups' scales: [E, G, O]."""
+    grouped = values.astype(jnp.float32).reshape(*scales.shape[:2], -1, scales.shape[2])  # [E, G, I / G, O]
+    return (grouped * scales[:, :, None]).astype(dtype).reshape(values.shape)
 
 
 class MoE(nnx.Module):

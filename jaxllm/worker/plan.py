@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import KV_CACHE_DTYPES, EngineConfig
 from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.model_loader.loader import abstract_model
@@ -44,7 +44,7 @@ def plan_stages(config: EngineConfig, mesh: Mesh, platform: str, dtype: jnp.dtyp
         stage_meshes(mesh), model_parts(config.model.num_hidden_layers, mesh.shape["stage"]), strict=True
     ):
         model = abstract_model(config, mine, dtype, hidden_dtype, part)
-        cache = layer_spec(config, mine, hidden_dtype, platform, num_blocks)
+        cache = layer_spec(config, mine, cache_dtype_of(config, hidden_dtype), platform, num_blocks)
         split = split_model(model, layers_per_segment(config, platform), part)
         plans.append(StagePlan(mine, part, model, cache, list_programs(split, cache, shapes, mine)))
     return plans
@@ -70,8 +70,14 @@ def layers_per_segment(config: EngineConfig, platform: str) -> int:
 
 
 def hidden_dtype_of(dtype: jnp.dtype, platform: str) -> jnp.dtype:
-    """Returns the dtype of what flows from layer to layer, and of the KV cache.
+    """Returns the dtype of what flows from layer to layer.
 
     XLA:CPU computes element by element in float32 anyway; converting back and forth would cost more.
     """
     return jnp.dtype(jnp.float32) if platform == "cpu" else dtype
+
+
+def cache_dtype_of(config: EngineConfig, hidden_dtype: jnp.dtype) -> jnp.dtype:
+    """Returns the dtype of the KV cache."""
+    name = KV_CACHE_DTYPES[config.cache.cache_dtype]
+    return hidden_dtype if name == "auto" else jnp.dtype(name)
