@@ -129,7 +129,7 @@ class Worker:
             layout = layout_of(config, mesh, cache_dtype, platform)
             num_arrays = len(layer_spec(config, mesh, cache_dtype, platform, num_blocks=1))
             limit = config.scheduler.max_model_len
-            calibrate_cache(model, layout, num_arrays, config.model.vocab_size, limit, hidden_dtype)
+            calibrate_cache(model, layout, num_arrays, config.model_path, limit, hidden_dtype)
         return model
 
     def _count_blocks(
