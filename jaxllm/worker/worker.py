@@ -151,7 +151,7 @@ class Worker:
         layer = layer_spec(config, mesh, cache_dtype, platform, num_blocks=1)
         layout = layout_of(config, mesh, cache_dtype, platform)
         max_len = config.scheduler.max_model_len
-        calibrate_cache(model, layout, len(layer), config.model.vocab_size, max_len, hidden_dtype)
+        calibrate_cache(model, layout, len(layer), config.model_path, max_len, hidden_dtype)
 
     def _count_blocks(
         self,
