@@ -4,6 +4,7 @@ Knows nothing of what a checkpoint holds.
 """
 
 import json
+import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,17 +49,58 @@ def refuse_lfs_pointer(path: Path) -> None:
         )
 
 
+def find_file(folder: Path, name: str) -> Path | None:
+    """Returns a file of a model's folder, or None where there is none by that name.
+
+    A link may lead to another file of the folder, and in the hub's cache to its blobs, but nowhere else.
+
+    Raises:
+      ModelLoadError: It is no regular file, or a link that leads out of the folder.
+    """
+    path = folder / name
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            _check_link(folder, path)
+            mode = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
+        raise ModelLoadError(f"{path}: can't be read: {error}") from error
+    if not stat.S_ISREG(mode):
+        raise ModelLoadError(f"{path}: must be a regular file")
+    return path
+
+
+def _check_link(folder: Path, path: Path) -> None:
+    roots, target = [folder.resolve()], path.resolve()
+    # models--org--name/snapshots/COMMIT/config.json is a link to models--org--name/blobs/HASH.
+    if roots[0].parent.name == "snapshots":
+        roots.append(roots[0].parent.parent / "blobs")
+    if not any(target.is_relative_to(root) for root in roots):
+        raise ModelLoadError(f"{path}: is a link that leads out of its folder; put the file itself there")
+
+
+def read_limited(path: Path, max_bytes: int) -> bytes:
+    """Reads a whole file.
+
+    Raises:
+      ModelLoadError: It is larger than allowed, a Git LFS pointer, or can't be read.
+    """
+    refuse_lfs_pointer(path)
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise ModelLoadError(f"{path}: may have at most {max_bytes} bytes, got {size}")
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object; NaN and Infinity are refused.
 
     Raises:
       ModelLoadError: The file is missing, too large, or not a JSON object.
     """
-    refuse_lfs_pointer(path)
-    size = path.stat().st_size
-    if size > MAX_JSON_BYTES:
-        raise ModelLoadError(f"{path}: a JSON file may have at most {MAX_JSON_BYTES} bytes, got {size}")
-    return parse_json_object(path.read_bytes(), str(path))
+    return parse_json_object(read_limited(path, MAX_JSON_BYTES), str(path))
 
 
 def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
