@@ -1,16 +1,29 @@
 """Frozen configuration. Facts learnt while running (block counts, say) live in KVCacheInfo, not here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jaxllm.exceptions import ConfigError
+from jaxllm.quantization import SCHEMES
 
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
+EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# What --kv-cache-dtype takes, and the dtype that it means; "auto" is the model's.
+KV_CACHE_DTYPES = {
+    "auto": "auto",
+    "float32": "float32",
+    "f32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "int8": "int8",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
@@ -103,6 +116,7 @@ class CacheConfig:
       gpu_memory_utilization: Share of the accelerator's memory for weights, programs and KV cache.
       num_gpu_blocks_override: Number of device blocks, whatever the memory says.
       swap_space: Size of the host KV cache, which preempted groups are swapped to, in GiB.
+      cache_dtype: What keys and values are stored as, a name in KV_CACHE_DTYPES; "auto" is the dtype of hidden states.
     """
 
     block_size: int | None = None
@@ -111,8 +125,14 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
     swap_space: float = 4
+    cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {self.cache_dtype!r}; "
+                "set --kv-cache-dtype"
+            )
         size = self.block_size
         if size is not None and (not 1 <= size <= 256 or size & (size - 1)):
             raise ConfigError(f"block_size must be a power of two in [1, 256], got {size}; set --block-size")
@@ -200,12 +220,53 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How many devices work on the model, and in which roles.
+
+    Attributes:
+      tensor_parallel_size: Devices that share each layer: its heads, its MLP, its experts, the vocabulary.
+      pipeline_parallel_size: Groups of such devices that hold consecutive layers.
+      data_parallel_size: Replicas of the whole model, each with its own requests.
+      data_parallel_rank: Which replica an engine core is, from 0; None: whoever is made from this has all of them.
+      distributed_executor_backend: One of EXECUTOR_BACKENDS; None chooses.
+    """
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+    data_parallel_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; set --{name.replace('_', '-')}"
+                )
+        backend = self.distributed_executor_backend
+        if backend is not None and backend not in EXECUTOR_BACKENDS:
+            raise ConfigError(
+                f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}; "
+                "set --distributed-executor-backend"
+            )
+        rank = self.data_parallel_rank
+        if rank is not None and not 0 <= rank < self.data_parallel_size:
+            raise ConfigError(f"data_parallel_rank must be in [0, {self.data_parallel_size}), got {rank}")
+
+    @property
+    def world_size(self) -> int:
+        """Devices of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything that one engine is made from.
 
     Attributes:
       model_path: The .gguf file or the folder that holds the checkpoint.
       dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
+      quantization: How weights are stored, a name in quantization.SCHEMES; None: as the checkpoint has them.
       seed: Seed of the requests that bring none; None draws one from the operating system.
       generation_config: The checkpoint's own sampling defaults, in the form of generation_config.json.
       executor_class: "module:class" of the executor. It is made in the engine's process, from this configuration.
@@ -214,12 +275,27 @@ class EngineConfig:
     model: ModelConfig
     model_path: Path
     dtype: str = "auto"
+    quantization: str | None = None
     seed: int | None = None
     cache: CacheConfig
     scheduler: SchedulerConfig
+    parallel: ParallelConfig = ParallelConfig()
     generation_config: dict[str, Any] = field(default_factory=dict)
     executor_class: str = UNIPROC_EXECUTOR
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}; set --dtype")
+        if self.quantization is not None and self.quantization not in SCHEMES:
+            raise ConfigError(
+                f"quantization must be one of {', '.join(SCHEMES)}, got {self.quantization!r}; set --quantization"
+            )
+        if KV_CACHE_DTYPES[self.cache.cache_dtype] == "int8" and self.parallel.world_size > 1:
+            raise ConfigError(
+                f"kv_cache_dtype int8 needs a replica of one device, got {self.parallel.world_size}; "
+                "set --kv-cache-dtype fp8"
+            )
+
+    def of_replica(self, rank: int) -> "EngineConfig":
+        """Returns the configuration of one data parallel replica."""
+        return replace(self, parallel=replace(self.parallel, data_parallel_rank=rank))

@@ -11,9 +11,20 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config import DTYPES, POLICIES, PREEMPTION_MODES, CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.config import (
+    DTYPES,
+    EXECUTOR_BACKENDS,
+    KV_CACHE_DTYPES,
+    POLICIES,
+    PREEMPTION_MODES,
+    CacheConfig,
+    EngineConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from jaxllm.exceptions import ConfigError
 from jaxllm.model_loader.hf_config import model_config_from_hf
+from jaxllm.quantization import SCHEMES
 
 if TYPE_CHECKING:
     from jaxllm.model_loader.checkpoint import Checkpoint
@@ -68,6 +79,18 @@ class EngineArgs:
     model: str = _arg(DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, or a hub id")
     dtype: str = _arg(
         EngineConfig.dtype, "compute type; auto is float32 on CPU, bfloat16 on accelerators", choices=DTYPES
+    )
+    quantization: str | None = _arg(
+        EngineConfig.quantization,
+        "how weights are stored: int8 and fp8 products are of quantized activations, those of int8_wo and int4_wo "
+        "of weights alone; if not given, as the checkpoint has them",
+        flags=("-q",),
+        choices=tuple(SCHEMES),
+    )
+    kv_cache_dtype: str = _arg(
+        CacheConfig.cache_dtype,
+        "what keys and values are stored as; auto is the compute type",
+        choices=tuple(KV_CACHE_DTYPES),
     )
     max_model_len: int | None = _arg(
         None,
@@ -134,6 +157,27 @@ class EngineArgs:
         "while anything runs, let prompts wait this many times the last prompt step's duration",
         float,
     )
+    tensor_parallel_size: int = _arg(
+        ParallelConfig.tensor_parallel_size,
+        "devices that share each layer: its heads, its MLP, its experts, the vocabulary",
+        int,
+        flags=("-tp",),
+    )
+    pipeline_parallel_size: int = _arg(
+        ParallelConfig.pipeline_parallel_size,
+        "groups of such devices that hold consecutive layers; tp x pp devices hold the model",
+        int,
+        flags=("-pp",),
+    )
+    data_parallel_size: int = _arg(
+        ParallelConfig.data_parallel_size, "replicas of the whole model behind one front end", int, flags=("-dp",)
+    )
+    distributed_executor_backend: str | None = _arg(
+        ParallelConfig.distributed_executor_backend,
+        "how a step reaches its workers: in this process, in processes of this machine, by Ray, or as the launcher "
+        "of every rank started them; if not given, chosen by the devices there are",
+        choices=EXECUTOR_BACKENDS,
+    )
     seed: int | None = _arg(
         EngineConfig.seed,
         "seeds the requests that bring no seed; if not given, they differ from run to run",
@@ -173,6 +217,7 @@ class EngineArgs:
             model=model,
             model_path=checkpoint.path,
             dtype=self.dtype,
+            quantization=self.quantization,
             seed=self.seed,
             generation_config=checkpoint.generation_config,
             cache=CacheConfig(
@@ -182,6 +227,7 @@ class EngineArgs:
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 num_gpu_blocks_override=self._num_blocks_override(),
                 swap_space=self.swap_space,
+                cache_dtype=self.kv_cache_dtype,
             ),
             scheduler=SchedulerConfig(
                 # Each sequence of a step needs a token.
@@ -195,6 +241,12 @@ class EngineArgs:
                 watermark=self.watermark,
                 scheduler_delay_factor=self.scheduler_delay_factor,
                 preemption_mode=self.preemption_mode,
+            ),
+            parallel=ParallelConfig(
+                tensor_parallel_size=self.tensor_parallel_size,
+                pipeline_parallel_size=self.pipeline_parallel_size,
+                data_parallel_size=self.data_parallel_size,
+                distributed_executor_backend=self.distributed_executor_backend,
             ),
         )
 

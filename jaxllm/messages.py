@@ -194,3 +194,4 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, gc=False, 
     stats: SchedulerStats
     refused: list[RefusedRequest] = []  # only from a core in another process: it can't raise in the caller's
     step: StepInfo | None = None  # None where no step was run
+    engine_index: int = 0  # which data parallel replica this is

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.config import CacheConfig, SchedulerConfig
+from jaxllm.config import CacheConfig, ParallelConfig, SchedulerConfig
 from jaxllm.engine_args import EngineArgs, parse_size
 from jaxllm.entrypoints.arg_parser import ArgParser
 from jaxllm.exceptions import ConfigError
@@ -232,3 +232,31 @@ def test_every_value_reaches_the_configuration() -> None:
 def test_a_policy_that_cannot_be_is_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         EngineArgs(**arguments).create_engine_config(TinyCheckpoint(100))
+
+
+def test_parallel_flags_reach_the_configuration() -> None:
+    args = parse("-tp", "2", "--pipeline-parallel-size", "3", "-dp", "4", "--distributed-executor-backend", "mp")
+    parallel = args.create_engine_config(TinyCheckpoint(64)).parallel
+    assert parallel == ParallelConfig(
+        tensor_parallel_size=2,
+        pipeline_parallel_size=3,
+        data_parallel_size=4,
+        distributed_executor_backend="mp",
+    )
+    assert parallel.world_size == 6
+    assert EngineArgs().create_engine_config(TinyCheckpoint(64)).parallel == ParallelConfig()
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [("-tp", "tensor_parallel_size"), ("-pp", "pipeline_parallel_size"), ("-dp", "data_parallel_size")],
+)
+def test_parallel_sizes_below_one_are_refused(flag: str, name: str) -> None:
+    rule = f"{name} must be at least 1, got 0; set --{name.replace('_', '-')}"
+    with pytest.raises(ConfigError, match=rule):
+        parse(flag, "0").create_engine_config(TinyCheckpoint(64))
+
+
+def test_unknown_backends_are_refused() -> None:
+    with pytest.raises(ConfigError, match="must be one of uni, mp, ray, external_launcher, got 'mpi'"):
+        ParallelConfig(distributed_executor_backend="mpi")

@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from jaxllm.bench import host, serve, throughput
+from jaxllm.bench import host, quality, serve, throughput
 
-_COMMANDS = {"host": host.main, "serve": serve.main, "throughput": throughput.main}
+_COMMANDS = {"host": host.main, "quality": quality.main, "serve": serve.main, "throughput": throughput.main}
 _USAGE = f"usage: jaxllm bench COMMAND ...; commands: {', '.join(_COMMANDS)}\n"
 
 

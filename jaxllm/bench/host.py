@@ -40,8 +40,8 @@ _VOCAB_SIZE = 32_000
 _MAX_STEPS = 512
 
 
-class StepInputs(Protocol):
-    """The part of a prepared step that the made-up device needs."""
+class PassInputs(Protocol):
+    """The part of a prepared forward pass that the made-up device needs."""
 
     @property
     def draws(self) -> list[int]: ...
@@ -52,7 +52,7 @@ class InputBatch(Protocol):
 
     def apply(self, step: SchedulerOutput) -> None: ...
 
-    def to_forward_batch(self, step: SchedulerOutput) -> StepInputs: ...
+    def to_forward_batches(self, step: SchedulerOutput) -> list[PassInputs]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +123,9 @@ class HostLoop:
         step = self._scheduler.schedule(0.0)
         times.append(self._clock_ns())
         self._input_batch.apply(step)
-        draws = self._input_batch.to_forward_batch(step).draws
+        passes = self._input_batch.to_forward_batches(step)
         times.append(self._clock_ns())
-        result = ModelRunnerOutput({seq_id: [SampledToken(1)] for seq_id in draws}, {})
+        result = ModelRunnerOutput({seq_id: [SampledToken(1)] for inputs in passes for seq_id in inputs.draws}, {})
         times.append(self._clock_ns())
         outputs: EngineCoreOutputs = self._scheduler.update_from_output(step, result)
         times.append(self._clock_ns())

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.core_link import Connect
-from jaxllm.engine.core_process import CoreProcess
+from jaxllm.engine.data_parallel_link import connect_core
 from jaxllm.engine.engine_start import EngineStart, StartedEngine
 from jaxllm.engine.front_end import FrontEnd, load_front_end
 from jaxllm.engine.input_processor import InputProcessor, Prompt
 from jaxllm.engine.request_router import RequestRouter
-from jaxllm.engine.stats import StatsCollector
+from jaxllm.engine.stats import StatsCollector, total_stats
 from jaxllm.engine_args import EngineArgs
 from jaxllm.exceptions import EngineDeadError, JaxllmError
 from jaxllm.messages import KVCacheInfo, SchedulerStats
@@ -51,7 +51,7 @@ class AsyncLLMEngine:
       stats_collector: Follows each request. Whoever wants the numbers puts his own here before the first request.
     """
 
-    def __init__(self, load: Callable[[], FrontEnd], connect: Connect = CoreProcess) -> None:
+    def __init__(self, load: Callable[[], FrontEnd], connect: Connect = connect_core) -> None:
         self.stats_collector = StatsCollector([])
         self._start = EngineStart(load, connect)
         self._is_draining = False
@@ -77,14 +77,14 @@ class AsyncLLMEngine:
         return self._start.front_end.tokenizer
 
     @property
-    def kv_cache_info(self) -> KVCacheInfo | None:
-        """What the core allocated, None while it loads."""
+    def kv_cache_infos(self) -> list[KVCacheInfo] | None:
+        """What each engine core allocated, None while they load."""
         result = self._start.result
-        return result.result().kv_cache_info if result.done() and result.exception() is None else None
+        return result.result().kv_cache_infos if result.done() and result.exception() is None else None
 
     @property
     def stats(self) -> SchedulerStats | None:
-        """The scheduler's counters of the latest step, None before the first."""
+        """The scheduler's counters of the latest step, None before the first. Of all replicas together."""
         return None if self._router is None else self._router.stats
 
     @property
@@ -194,6 +194,14 @@ class AsyncLLMEngine:
         Raises:
           EngineDeadError: The engine has failed.
         """
+        return total_stats(await self.get_stats_by_engine())
+
+    async def get_stats_by_engine(self) -> list[SchedulerStats]:
+        """The same of each engine core: there are several with data parallelism.
+
+        Raises:
+          EngineDeadError: The engine has failed.
+        """
         return await (await self._wait_started()).client.get_stats()
 
     async def shutdown(self, drain_timeout_s: float = 0.0) -> None:
@@ -225,8 +233,10 @@ class AsyncLLMEngine:
         self._check_alive()
         if self._router is None or self._input_processor is None:
             config, tokenizer, eos_token_ids = started.front_end
-            self._input_processor = InputProcessor(config, tokenizer, eos_token_ids, started.kv_cache_info)
-            self._router = RequestRouter(started.client, tokenizer, self.stats_collector, self._start.fail)
+            self._input_processor = InputProcessor(config, tokenizer, eos_token_ids, started.kv_cache_infos)
+            self._router = RequestRouter(
+                started.client, started.kv_cache_infos, tokenizer, self.stats_collector, self._start.fail
+            )
         return self._router, self._input_processor
 
     def _check_alive(self) -> None:

@@ -6,10 +6,11 @@ of is core_process.py's business.
 
 import asyncio
 import itertools
+import math
 import threading
+import time
 from collections import deque
 from contextlib import suppress
-from typing import Literal
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.core_link import Connect, OnMessage
@@ -22,10 +23,14 @@ from jaxllm.engine.core_messages import (
     LoadProgress,
     Ready,
     UtilityCall,
+    UtilityMethod,
     UtilityResult,
+    UtilityValue,
 )
 from jaxllm.exceptions import EngineDeadError, JaxllmError, from_name
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+
+_LAST_OUTPUTS_S = 0.5  # how long a dead core's outputs are still given out
 
 
 class AsyncMPClient:
@@ -42,13 +47,14 @@ class AsyncMPClient:
 
     def __init__(self, config: EngineConfig, connect: Connect, on_state: OnMessage) -> None:
         self.error: JaxllmError | None = None
+        self._give_up_s = math.inf
         self._on_state = on_state
         self._lock = threading.Lock()  # guards _inbox and _loop
         self._inbox: deque[FromCore] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outputs: deque[EngineCoreOutputs] = deque()
         self._has_outputs = asyncio.Event()
-        self._calls: dict[int, asyncio.Future[bool | SchedulerStats]] = {}
+        self._calls: dict[int, asyncio.Future[UtilityValue]] = {}
         self._call_ids = itertools.count()
         self._link = connect(config, self._receive)
 
@@ -74,23 +80,26 @@ class AsyncMPClient:
         assert isinstance(result, bool)
         return result
 
-    async def get_stats(self) -> SchedulerStats:
-        """Returns the scheduler's counters of this moment.
+    async def get_stats(self) -> list[SchedulerStats]:
+        """Returns the schedulers' counters of this moment, in the order of the engine cores.
 
         Raises:
           EngineDeadError: The core has gone.
         """
         result = await self._call("get_stats")
-        assert isinstance(result, SchedulerStats)
+        assert isinstance(result, list)
         return result
 
     async def get_output(self) -> EngineCoreOutputs:
         """Waits for the next step's news.
 
         Raises:
-          EngineDeadError: The core has gone, and all it had said has been given out.
+          EngineDeadError: The core has gone. What it had said before is given out, as far as that is quick: the
+            others must not wait for their error until every old output has been read.
         """
         self._attach()
+        if time.monotonic() > self._give_up_s:
+            raise EngineDeadError(str(self.error))
         while not self._outputs:
             if self.error is not None and not self._inbox:
                 raise EngineDeadError(str(self.error))
@@ -102,12 +111,12 @@ class AsyncMPClient:
         """Ends the core and waits until it has gone. Blocks for some seconds at most; any thread may call it."""
         self._link.shutdown()
 
-    async def _call(self, method: Literal["reset_prefix_cache", "get_stats"]) -> bool | SchedulerStats:
+    async def _call(self, method: UtilityMethod) -> UtilityValue:
         self._attach()
         if self.error is not None:
             raise EngineDeadError(str(self.error))
         call = UtilityCall(next(self._call_ids), method)
-        future: asyncio.Future[bool | SchedulerStats] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[UtilityValue] = asyncio.get_running_loop().create_future()
         self._calls[call.call_id] = future
         try:
             self._link.send(call)
@@ -119,6 +128,7 @@ class AsyncMPClient:
         """Takes a message on the link's thread."""
         if isinstance(message, EngineFailed):
             self.error = from_name(message.error, message.message)
+            self._give_up_s = time.monotonic() + _LAST_OUTPUTS_S
         if isinstance(message, (LoadProgress, Ready, EngineFailed)):
             self._on_state(message)
         with self._lock:

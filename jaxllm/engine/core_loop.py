@@ -13,11 +13,12 @@ from jaxllm.engine.core_messages import (
     ToCore,
     UtilityCall,
     UtilityResult,
+    UtilityValue,
 )
 from jaxllm.engine.engine_core import EngineCore
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.logger import get_logger
-from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RefusedRequest, SchedulerStats
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RefusedRequest
 
 _logger = get_logger(__name__)
 
@@ -93,7 +94,7 @@ class EngineCoreLoop:
             return [RefusedRequest(request.request_id, "the engine failed to add this request", is_our_fault=True)]
         return []
 
-    def _answer(self, call: UtilityCall) -> bool | SchedulerStats:
+    def _answer(self, call: UtilityCall) -> UtilityValue:
         if call.method == "reset_prefix_cache":
             return self._engine_core.reset_prefix_cache()
-        return self._engine_core.stats()
+        return [self._engine_core.stats()]

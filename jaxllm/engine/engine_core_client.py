@@ -1,5 +1,7 @@
 """EngineCoreClient: how LLMEngine talks to an EngineCore, wherever that runs. InprocClient: in the caller's thread.
 
+Data parallel replicas are several cores behind one client; the link that they share tells them apart.
+
 sync_mp_client.py has the one for a core in another process, async_mp_client.py that of AsyncLLMEngine.
 """
 
@@ -14,10 +16,10 @@ class EngineCoreClient(ABC):
     """Add requests, then call get_output() while there are unfinished ones.
 
     Attributes:
-      kv_cache_info: What the core's worker allocated.
+      kv_cache_infos: What each core's worker allocated.
     """
 
-    kv_cache_info: KVCacheInfo
+    kv_cache_infos: list[KVCacheInfo]
 
     @abstractmethod
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -40,8 +42,8 @@ class EngineCoreClient(ABC):
         """Forgets every cached prefix. Returns False, and does nothing, while a sequence holds blocks."""
 
     @abstractmethod
-    def get_stats(self) -> SchedulerStats:
-        """Returns the scheduler's counters and gauges of this moment."""
+    def get_stats(self) -> list[SchedulerStats]:
+        """Returns each core's counters and gauges of this moment."""
 
     @abstractmethod
     def get_output(self) -> EngineCoreOutputs:
@@ -62,7 +64,7 @@ class InprocClient(EngineCoreClient):
     def __init__(self, engine_core: EngineCore) -> None:
         self._engine_core = engine_core
         self._error: Exception | None = None
-        self.kv_cache_info = engine_core.kv_cache_info
+        self.kv_cache_infos = [engine_core.kv_cache_info]
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._engine_core.add_request(request)
@@ -76,8 +78,8 @@ class InprocClient(EngineCoreClient):
     def reset_prefix_cache(self) -> bool:
         return self._engine_core.reset_prefix_cache()
 
-    def get_stats(self) -> SchedulerStats:
-        return self._engine_core.stats()
+    def get_stats(self) -> list[SchedulerStats]:
+        return [self._engine_core.stats()]
 
     def get_output(self) -> EngineCoreOutputs:
         if self._error is None:

@@ -1,14 +1,15 @@
 """EngineCoreProc: the process that an EngineCore runs in. `python -m jaxllm.engine.engine_core_proc FOLDER FD`.
 
 Started by core_process.py, which draws the handshake. Three threads: one reads messages into the input queue, the main
-one runs the busy loop, one writes the output queue. A fourth waits for the front end's death. Knows neither models nor
-devices.
+one runs the busy loop, one writes the output queue. A fourth waits for the front end's death. Where it holds several
+data parallel replicas, each has a thread for its busy loop. Knows neither models nor devices.
 
 Exit codes are those of exceptions.py.
 """
 
 import ctypes
 import gc
+import logging
 import os
 import queue
 import shutil
@@ -21,24 +22,13 @@ import msgspec
 import zmq
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.core_loop import EngineCoreLoop, Inbox
-from jaxllm.engine.core_messages import (
-    EngineFailed,
-    FromCore,
-    Hello,
-    LoadProgress,
-    Ready,
-    ShutDown,
-    StartEngine,
-    ToCore,
-)
-from jaxllm.engine.engine_core import EngineCore
+from jaxllm.engine.core_loop import Inbox
+from jaxllm.engine.core_messages import EngineFailed, FromCore, Hello, Ready, ShutDown, StartEngine, ToCore
+from jaxllm.engine.core_runner import ReplicaThreads, run_core
 from jaxllm.engine.serialization import DecodeError, Frame, MessageDecoder, MessageEncoder
-from jaxllm.exceptions import EXIT_ENGINE_DIED, EXIT_OK, EngineDeadError, JaxllmError, exit_code
-from jaxllm.executor.executor import make_executor
+from jaxllm.exceptions import EXIT_ENGINE_DIED, EXIT_OK, exit_code, from_name
 from jaxllm.logger import get_logger
 from jaxllm.messages import RefusedRequest
-from jaxllm.progress import reporting_to
 
 _logger = get_logger(__name__)
 
@@ -59,10 +49,21 @@ def main(argv: Sequence[str]) -> int:
     outbox: queue.SimpleQueue[FromCore | None] = queue.SimpleQueue()
     _start_thread("input", lambda: _read_messages(f"ipc://{folder}/input", inbox))
     writer = _start_thread("output", lambda: _write_messages(f"ipc://{folder}/output", outbox))
-    outbox.put(Hello(os.getpid()))
-    code = _run(inbox, outbox.put)
+
+    def send(message: FromCore) -> None:
+        if isinstance(message, Ready):
+            # What is alive now lives as long as we do: the collector need not look at it at every full collection.
+            gc.collect()
+            gc.freeze()
+        outbox.put(message)
+
+    send(Hello(os.getpid()))
+    code = _run(inbox, send)
     outbox.put(None)
     writer.join()
+    if code != EXIT_OK:
+        logging.shutdown()
+        os._exit(code)  # other replicas may be in the middle of a step, which nothing but this would end
     return code
 
 
@@ -72,31 +73,35 @@ def _run(inbox: Inbox, send: Callable[[FromCore], None]) -> int:
     if not isinstance(start, StartEngine):
         return EXIT_OK  # shut down before it began
     _die_by_signal_with_parent()
-    try:
-        core = _load(start.config, send)
-        EngineCoreLoop(core, inbox, send).run()
-        core.shutdown()  # where it has failed, the end of the process frees the device
-    except JaxllmError as error:
-        send(EngineFailed(type(error).__name__, str(error)))
-        return exit_code(error)
-    except Exception as error:
-        _logger.exception("the engine has failed")
-        send(EngineFailed(EngineDeadError.__name__, f"the engine has failed: {type(error).__name__}: {error}"))
-        return EXIT_ENGINE_DIED
-    return EXIT_OK
+    parallel = start.config.parallel
+    if parallel.data_parallel_size > 1 and parallel.data_parallel_rank is None:
+        failure = _run_replicas(start.config, inbox, send)
+    else:
+        failure = run_core(start.config, inbox, send)
+    if failure is None:
+        return EXIT_OK
+    send(failure)
+    return exit_code(from_name(failure.error, failure.message))
 
 
-def _load(config: EngineConfig, send: Callable[[FromCore], None]) -> EngineCore:
-    def report(phase: str, percent: float | None, eta_s: float | None) -> None:
-        send(LoadProgress(phase, percent, eta_s))
+def _run_replicas(config: EngineConfig, inbox: Inbox, send: Callable[[FromCore], None]) -> EngineFailed | None:
+    """Passes messages on to the replicas until a ShutDown, or until one of them ends by itself."""
+    ended: queue.SimpleQueue[EngineFailed] = queue.SimpleQueue()
 
-    with reporting_to(report):
-        core = EngineCore(config, make_executor(config))
-    # What is alive now lives as long as we do: the collector need not look at it at every full collection.
-    gc.collect()
-    gc.freeze()
-    send(Ready(core.kv_cache_info))
-    return core
+    def on_message(message: FromCore) -> None:
+        if isinstance(message, EngineFailed):
+            ended.put(message)
+            inbox.put(ShutDown())
+        else:
+            send(message)
+
+    replicas = ReplicaThreads(config, on_message)
+    while not isinstance(message := inbox.get(), ShutDown):
+        replicas.send(message)
+    if not ended.empty():
+        return ended.get()
+    replicas.shutdown()
+    return None
 
 
 def _start_thread(name: str, target: Callable[[], None]) -> threading.Thread:

@@ -20,7 +20,7 @@ _logger = get_logger(__name__)
 class StartedEngine(NamedTuple):
     front_end: FrontEnd
     client: AsyncMPClient
-    kv_cache_info: KVCacheInfo
+    kv_cache_infos: list[KVCacheInfo]  # of each engine core
 
 
 class EngineStart:
@@ -44,7 +44,7 @@ class EngineStart:
         self.is_stopped = False
         self._connect = connect
         self._client: AsyncMPClient | None = None
-        self._kv_cache_info: KVCacheInfo | None = None
+        self._kv_cache_infos: list[KVCacheInfo] | None = None
         self._error: JaxllmError | None = None
         self._lock = threading.Lock()  # guards everything that two threads may set
         threading.Thread(target=self._load, args=(load,), name="engine-loader", daemon=True).start()
@@ -96,16 +96,16 @@ class EngineStart:
                 self.progress = message
             case Ready():
                 with self._lock:
-                    self._kv_cache_info = message.kv_cache_info
+                    self._kv_cache_infos = message.kv_cache_infos
                     self._end_if_ready()
             case EngineFailed():
                 self._end(from_name(message.error, message.message))
 
     def _end_if_ready(self) -> None:
         """Hands the engine out; the core may be ready before its client has been returned. Needs the lock."""
-        if self._client is not None and self._kv_cache_info is not None and not self.result.done():
+        if self._client is not None and self._kv_cache_infos is not None and not self.result.done():
             assert self.front_end is not None
-            self.result.set_result(StartedEngine(self.front_end, self._client, self._kv_cache_info))
+            self.result.set_result(StartedEngine(self.front_end, self._client, self._kv_cache_infos))
 
     def _end(self, error: JaxllmError) -> None:
         with self._lock:

@@ -46,7 +46,7 @@ class ProcessedRequest(NamedTuple):
 class InputProcessor:
     """Makes EngineCoreRequests. Holds no request: its only state is the generator of seeds and a counter.
 
-    May be called by several threads at once.
+    May be called by several threads at once. A request must fit the smallest engine core: it may go to any of them.
     """
 
     def __init__(
@@ -54,13 +54,14 @@ class InputProcessor:
         config: EngineConfig,
         tokenizer: Tokenizer,
         eos_token_ids: Sequence[int],
-        kv_cache_info: KVCacheInfo,
+        kv_cache_infos: Sequence[KVCacheInfo],
     ) -> None:
         self._vocab_size = config.model.vocab_size
         self._max_model_len = config.scheduler.max_model_len
         self._model_limit = config.model.max_position_embeddings
         self._tokenizer = tokenizer
         self._eos_token_ids = list(eos_token_ids)
+        kv_cache_info = min(kv_cache_infos, key=lambda info: info.num_device_blocks)
         self._kv_cache_len = (kv_cache_info.num_device_blocks - 1) * kv_cache_info.block_size
         self._seeds = random.Random(config.seed)
         self._counter = itertools.count()

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from typing import Literal
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.core_process import CoreProcess
+from jaxllm.engine.data_parallel_link import connect_core, connect_replica_threads
 from jaxllm.engine.engine_core import EngineCore
 from jaxllm.engine.engine_core_client import EngineCoreClient, InprocClient
 from jaxllm.engine.front_end import load_front_end
 from jaxllm.engine.input_processor import InputProcessor, Prompt
 from jaxllm.engine.output_processor import OutputProcessor
+from jaxllm.engine.stats import LatestStats, total_stats
 from jaxllm.engine.sync_mp_client import SyncMPClient
 from jaxllm.engine_args import EngineArgs
 from jaxllm.exceptions import ConfigError, InvalidRequestError, RequestFailedError
@@ -35,7 +36,6 @@ class LLMEngine:
     Attributes:
       config: What the engine was made from.
       tokenizer: The model's tokenizer.
-      stats: The scheduler's counters after the latest step, None before the first.
     """
 
     def __init__(
@@ -47,11 +47,16 @@ class LLMEngine:
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.stats: SchedulerStats | None = None
+        self._stats = LatestStats(client.kv_cache_infos)
         self._client = client
-        self._input_processor = InputProcessor(config, tokenizer, list(eos_token_ids), client.kv_cache_info)
+        self._input_processor = InputProcessor(config, tokenizer, list(eos_token_ids), client.kv_cache_infos)
         self._output_processor = OutputProcessor(tokenizer)
         self._pending: list[RequestOutput] = []  # given out by the next step: aborts, mostly
+
+    @property
+    def stats(self) -> SchedulerStats | None:
+        """The scheduler's counters after the latest step, None before the first. Of all replicas together."""
+        return self._stats.total()
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, engine_process: EngineProcess = DEFAULT_ENGINE_PROCESS) -> "LLMEngine":
@@ -59,7 +64,8 @@ class LLMEngine:
 
         Args:
           args: What the engine is made from.
-          engine_process: Where its core runs. "mp": in a process of its own; "inproc": in this one.
+          engine_process: Where its core runs. "mp": in a process of its own; "inproc": in this one, and several
+            data parallel replicas on threads of it.
 
         Raises:
           ConfigError: An engine argument breaks a rule.
@@ -128,7 +134,7 @@ class LLMEngine:
         if not self._output_processor.has_unfinished_requests():
             return aborted
         core_outputs = self._client.get_output()
-        self.stats = core_outputs.stats
+        self._stats.update(core_outputs)
         processed = self._output_processor.process_outputs(core_outputs)
         for request_id, index in processed.stopped_sequences:
             self._client.finish_sequence(request_id, index)
@@ -153,7 +159,7 @@ class LLMEngine:
 
     def get_stats(self) -> SchedulerStats:
         """Asks the scheduler for its counters of this moment; `stats` has those of the latest step."""
-        return self._client.get_stats()
+        return total_stats(self._client.get_stats())
 
     def shutdown(self) -> None:
         """Frees the device. The engine can't be used afterwards; a second call does nothing."""
@@ -168,7 +174,9 @@ def make_client(config: EngineConfig, engine_process: EngineProcess) -> EngineCo
     """
     match engine_process:
         case "mp":
-            return SyncMPClient(config, CoreProcess)
+            return SyncMPClient(config, connect_core)
+        case "inproc" if config.parallel.data_parallel_size > 1:
+            return SyncMPClient(config, connect_replica_threads)
         case "inproc":
             return InprocClient(EngineCore(config, make_executor(config)))
         case other:

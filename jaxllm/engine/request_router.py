@@ -11,10 +11,10 @@ from jaxllm.engine.async_mp_client import AsyncMPClient
 from jaxllm.engine.input_processor import ProcessedRequest
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.request_stream import RequestStream
-from jaxllm.engine.stats import StatsCollector
+from jaxllm.engine.stats import LatestStats, StatsCollector
 from jaxllm.exceptions import EngineDeadError, InvalidRequestError, JaxllmError, RequestFailedError
 from jaxllm.logger import get_logger
-from jaxllm.messages import EngineCoreOutput, RefusedRequest, SchedulerStats
+from jaxllm.messages import EngineCoreOutput, KVCacheInfo, RefusedRequest, SchedulerStats
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 _logger = get_logger(__name__)
@@ -26,23 +26,22 @@ class RequestRouter:
     """One stream a request, and one task that feeds them all.
 
     Args:
-      client: Of a core that is ready.
+      client: Of cores that are ready.
+      kv_cache_infos: What they allocated.
       tokenizer: The model's.
       stats_collector: Follows each request.
       on_fault: Told when the task has failed by a fault of ours: nobody will get an answer any more.
-
-    Attributes:
-      stats: The scheduler's counters of the latest step, None before the first.
     """
 
     def __init__(
         self,
         client: AsyncMPClient,
+        kv_cache_infos: Iterable[KVCacheInfo],
         tokenizer: Tokenizer,
         stats_collector: StatsCollector,
         on_fault: Callable[[JaxllmError], None],
     ) -> None:
-        self.stats: SchedulerStats | None = None
+        self._stats = LatestStats(kv_cache_infos)
         self._client = client
         self._output_processor = OutputProcessor(tokenizer)
         self._stats_collector = stats_collector
@@ -54,6 +53,11 @@ class RequestRouter:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    @property
+    def stats(self) -> SchedulerStats | None:
+        """The counters of the latest step, None before the first. Of all engine cores together."""
+        return self._stats.total()
 
     def add(self, request_id: str, processed: ProcessedRequest, final_only: bool) -> RequestStream:
         """Makes the place where a request's outputs go, then sends the request: so none can be lost.
@@ -126,19 +130,26 @@ class RequestRouter:
         return stream
 
     async def _run(self) -> None:
-        """Hands outputs to their streams, for ever, a slice at a time."""
+        """Hands outputs to their streams, for ever, a slice at a time.
+
+        Others get their turn after a slice, or when nothing waits: where steps come faster than readers can follow,
+        the outputs don't pile up here, and a reader gets several tokens at once.
+        """
+        num_routed = 0  # in this slice
         try:
             while True:
                 outputs = await self._client.get_output()
-                self.stats = outputs.stats
+                self._stats.update(outputs)
                 for refused in outputs.refused:
                     self._refuse(refused)
                 now_s = time.monotonic()
                 self._stats_collector.stepped(outputs, now_s)
-                for start in range(0, len(outputs.outputs), _OUTPUTS_PER_SLICE):
-                    for news in outputs.outputs[start : start + _OUTPUTS_PER_SLICE]:
-                        self._route(news, now_s)
-                    await asyncio.sleep(0)
+                for news in outputs.outputs:
+                    self._route(news, now_s)
+                    num_routed += 1
+                    if num_routed == _OUTPUTS_PER_SLICE:
+                        num_routed = 0
+                        await asyncio.sleep(0)
         except EngineDeadError as error:
             self.fail_all(error)
         except Exception as error:

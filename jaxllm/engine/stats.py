@@ -4,12 +4,50 @@ Knows requests and steps; where the numbers go (Prometheus, a log line) is the s
 monotonic clock, which all processes of one machine share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats, StepInfo
+import msgspec
+
+from jaxllm.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    KVCacheInfo,
+    SchedulerStats,
+    StepInfo,
+)
 from jaxllm.outputs import RequestOutput
+
+
+def total_stats(stats: Iterable[SchedulerStats]) -> SchedulerStats:
+    """Adds up the counters and gauges of at least one engine core."""
+    columns = zip(*(msgspec.structs.astuple(one) for one in stats), strict=True)
+    return SchedulerStats(*(sum(column) for column in columns))
+
+
+def idle_stats(info: KVCacheInfo) -> SchedulerStats:
+    """Returns the counters and gauges of an engine core before its first step."""
+    num_host_blocks = max(info.num_host_blocks - 1, 0)  # block 0 is nobody's, here as there
+    return SchedulerStats(0, 0, info.num_device_blocks - 1, 0, 0, 0, 0, num_free_host_blocks=num_host_blocks)
+
+
+class LatestStats:
+    """The counters after each engine core's latest step."""
+
+    def __init__(self, kv_cache_infos: Iterable[KVCacheInfo]) -> None:
+        self._stats = [idle_stats(info) for info in kv_cache_infos]
+        self._has_stepped = False
+
+    def update(self, outputs: EngineCoreOutputs) -> None:
+        """A step's news came."""
+        self._stats[outputs.engine_index] = outputs.stats
+        self._has_stepped = True
+
+    def total(self) -> SchedulerStats | None:
+        """Returns those of all cores together, None before the first step of any."""
+        return total_stats(self._stats) if self._has_stepped else None
 
 
 @dataclass(slots=True)
@@ -29,6 +67,7 @@ class FinishedRequest:
 
     Attributes:
       finish_reason: "stop", "length" or "abort".
+      engine_index: Who computed it; 0 for one that nobody has heard of.
       queue_s: From arrival until its first token was given to the model.
       prefill_s: From there to its first generated token.
       decode_s: From there to its last one.
@@ -47,6 +86,7 @@ class FinishedRequest:
     max_num_generated_tokens: int
     n: int
     max_tokens: int
+    engine_index: int = 0
 
     @property
     def inference_s(self) -> float | None:
@@ -65,7 +105,9 @@ class FinishedRequest:
 class StatsSink(Protocol):
     """Where the numbers go. Called on the event loop, so it must be quick."""
 
-    def observe_step(self, step: StepStats, scheduler: SchedulerStats, info: StepInfo | None) -> None: ...
+    def observe_step(
+        self, step: StepStats, scheduler: SchedulerStats, info: StepInfo | None, engine_index: int
+    ) -> None: ...
 
     def observe_finished(self, request: FinishedRequest) -> None: ...
 
@@ -87,9 +129,9 @@ class StatsCollector:
         for news in outputs.outputs:
             life = self._requests.get(news.request_id)
             if life is not None:
-                life.update(news, now_s, step)
+                life.update(news, now_s, step, outputs.engine_index)
         for sink in self._sinks:
-            sink.observe_step(step, outputs.stats, outputs.step)
+            sink.observe_step(step, outputs.stats, outputs.step, outputs.engine_index)
 
     def ended(self, core_id: str, output: RequestOutput | None, now_s: float) -> None:
         """A request is over: with its last output, or without one if its reader gave it up. Unknown ids are ignored."""
@@ -108,7 +150,15 @@ class StatsCollector:
 class _Life:
     """One request's times and counts so far."""
 
-    __slots__ = ("_request", "_first_scheduled_s", "_first_token_s", "_last_token_s", "_num_cached", "_num_generated")
+    __slots__ = (
+        "_request",
+        "_first_scheduled_s",
+        "_first_token_s",
+        "_last_token_s",
+        "_num_cached",
+        "_num_generated",
+        "_engine_index",
+    )
 
     def __init__(self, request: EngineCoreRequest) -> None:
         self._request = request
@@ -117,8 +167,10 @@ class _Life:
         self._last_token_s = 0.0
         self._num_cached = 0
         self._num_generated = 0
+        self._engine_index = 0
 
-    def update(self, news: EngineCoreOutput, now_s: float, step: StepStats) -> None:
+    def update(self, news: EngineCoreOutput, now_s: float, step: StepStats, engine_index: int) -> None:
+        self._engine_index = engine_index
         self._first_scheduled_s = news.first_scheduled_time_s
         num_sequences = num_tokens = 0
         for sequence in news.sequences:
@@ -155,4 +207,5 @@ class _Life:
             max_num_generated_tokens=max(lens) if lens else self._num_generated,
             n=request.sampling_params.n,
             max_tokens=request.max_tokens,
+            engine_index=self._engine_index,
         )

@@ -4,7 +4,6 @@ import itertools
 import queue
 import weakref
 from collections import deque
-from typing import Literal
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.core_link import Connect
@@ -16,7 +15,9 @@ from jaxllm.engine.core_messages import (
     FromCore,
     Ready,
     UtilityCall,
+    UtilityMethod,
     UtilityResult,
+    UtilityValue,
 )
 from jaxllm.engine.engine_core_client import EngineCoreClient
 from jaxllm.exceptions import EngineDeadError, InvalidRequestError, JaxllmError, from_name
@@ -44,7 +45,7 @@ class SyncMPClient(EngineCoreClient):
         self._link = connect(config, self._inbox.put)
         self._finalizer = weakref.finalize(self, self._link.shutdown)
         try:
-            self.kv_cache_info = self._wait_ready().kv_cache_info
+            self.kv_cache_infos = self._wait_ready().kv_cache_infos
         except BaseException:  # Ctrl-C too
             self.shutdown()
             raise
@@ -66,9 +67,9 @@ class SyncMPClient(EngineCoreClient):
         assert isinstance(result, bool)
         return result
 
-    def get_stats(self) -> SchedulerStats:
+    def get_stats(self) -> list[SchedulerStats]:
         result = self._call("get_stats")
-        assert isinstance(result, SchedulerStats)
+        assert isinstance(result, list)
         return result
 
     def get_output(self) -> EngineCoreOutputs:
@@ -86,7 +87,7 @@ class SyncMPClient(EngineCoreClient):
             pass  # LoadProgress: the core shows a bar by itself
         return message
 
-    def _call(self, method: Literal["reset_prefix_cache", "get_stats"]) -> bool | SchedulerStats:
+    def _call(self, method: UtilityMethod) -> UtilityValue:
         call = UtilityCall(next(self._call_ids), method)
         self._link.send(call)
         while True:

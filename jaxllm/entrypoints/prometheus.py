@@ -3,13 +3,13 @@
 Dashboards and autoscalers made for vLLM read the first kind. Each server has a registry of its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from jaxllm.config import CacheConfig
 from jaxllm.engine.stats import FinishedRequest, StepStats
+from jaxllm.entrypoints.scheduler_metrics import EngineState, SchedulerCollector
 from jaxllm.messages import KVCacheInfo, SchedulerStats, StepInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,7 +28,6 @@ _REQUEST_BUCKETS = (
 _STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _STEP_TIME_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _N_BUCKETS = (1, 2, 5, 10, 20)
-_LABELS = ("model_name", "engine")
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 _STEP_KINDS = ("prefill", "decode", "mixed")
 
@@ -40,27 +39,70 @@ class PrometheusMetrics:
       model_name: The label of that name.
       max_model_len: Where the buckets of token counts end.
       cache: Shown as labels of vllm:cache_config_info.
-      kv_cache_info: What the engine allocated.
+      kv_cache_infos: What each engine core allocated. Its place is its label "engine".
     """
 
-    def __init__(self, model_name: str, max_model_len: int, cache: CacheConfig, kv_cache_info: KVCacheInfo) -> None:
-        self._labels = {"model_name": model_name, "engine": "0"}
+    def __init__(
+        self, model_name: str, max_model_len: int, cache: CacheConfig, kv_cache_infos: Sequence[KVCacheInfo]
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._make_counters()
-        self._make_histograms(_one_two_five(max_model_len))
-        self._scheduler = _SchedulerCollector(self._labels, cache, kv_cache_info)
-        self._registry.register(self._scheduler)
+        families = _Families(self._registry)
+        lens = _one_two_five(max_model_len)
+        self._states = [EngineState(model_name, index, info) for index, info in enumerate(kv_cache_infos)]
+        self._engines = [_EngineMetrics(families, state, lens) for state in self._states]
+        self._registry.register(SchedulerCollector(self._states, cache))
 
     def to_text(self) -> bytes:
         """Returns everything in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def observe_scheduler(self, stats: SchedulerStats) -> None:
-        """Takes the scheduler's counters of this moment."""
-        self._scheduler.stats = stats
+    def observe_schedulers(self, stats: Sequence[SchedulerStats]) -> None:
+        """Takes each engine core's counters of this moment."""
+        for state, one in zip(self._states, stats, strict=True):
+            state.stats = one
+
+    def observe_step(
+        self, step: StepStats, scheduler: SchedulerStats, info: StepInfo | None, engine_index: int
+    ) -> None:
+        self._engines[engine_index].observe_step(step, scheduler, info)
+
+    def observe_finished(self, request: FinishedRequest) -> None:
+        self._engines[request.engine_index].observe_finished(request)
+
+
+class _Families:
+    """Metrics of every engine core by name. The first who asks for one makes it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+
+    def counter(self, name: str, text: str, labels: Mapping[str, str]) -> Counter:
+        """Returns the counter of these labels."""
+        if name not in self._counters:
+            self._counters[name] = Counter(name, text, tuple(labels), registry=self._registry)
+        return self._counters[name].labels(**labels)
+
+    def histogram(self, name: str, text: str, labels: Mapping[str, str], buckets: Sequence[float]) -> Histogram:
+        """Returns the histogram of these labels."""
+        if name not in self._histograms:
+            family = Histogram(name, text, tuple(labels), buckets=buckets, registry=self._registry)
+            self._histograms[name] = family
+        return self._histograms[name].labels(**labels)
+
+
+class _EngineMetrics:
+    """One engine core's counters and histograms."""
+
+    def __init__(self, families: _Families, state: EngineState, lens: Sequence[int]) -> None:
+        self._families = families
+        self._state = state
+        self._make_counters()
+        self._make_histograms(lens)
 
     def observe_step(self, step: StepStats, scheduler: SchedulerStats, info: StepInfo | None) -> None:
-        self._scheduler.stats = scheduler
+        self._state.stats = scheduler
         self._prompt_tokens.inc(step.num_prompt_tokens)
         self._cached_tokens.inc(step.num_cached_tokens)
         self._computed_source.inc(step.num_prompt_tokens - step.num_cached_tokens)
@@ -75,7 +117,7 @@ class PrometheusMetrics:
             self._step_seconds[info.kind].observe(info.duration_s)
             self._step_computed.inc(info.num_tokens)
             self._step_padded.inc(max(info.num_padded_tokens - info.num_tokens, 0))
-            self._scheduler.info = info
+            self._state.info = info
 
     def observe_finished(self, request: FinishedRequest) -> None:
         self._finished[request.finish_reason].inc()
@@ -142,118 +184,25 @@ class PrometheusMetrics:
         self._step_tokens = add(
             "vllm:iteration_tokens_total", "Prompt and generated tokens of a step.", _STEP_TOKEN_BUCKETS
         )
-        family = Histogram(
-            "jaxllm:step_seconds",
-            "Duration of a step, by kind.",
-            (*_LABELS, "kind"),
-            buckets=_STEP_TIME_BUCKETS,
-            registry=self._registry,
-        )
-        self._step_seconds = {kind: family.labels(**self._labels, kind=kind) for kind in _STEP_KINDS}
+        self._step_seconds = {
+            kind: self._families.histogram(
+                "jaxllm:step_seconds",
+                "Duration of a step, by kind.",
+                {**self._state.labels, "kind": kind},
+                _STEP_TIME_BUCKETS,
+            )
+            for kind in _STEP_KINDS
+        }
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, _LABELS, registry=self._registry).labels(**self._labels)
+        return self._families.counter(name, text, self._state.labels)
 
     def _counters(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
-        family = Counter(name, text, (*_LABELS, label), registry=self._registry)
-        return {value: family.labels(**self._labels, **{label: value}) for value in values}
+        labels = self._state.labels
+        return {value: self._families.counter(name, text, {**labels, label: value}) for value in values}
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(name, text, _LABELS, buckets=buckets, registry=self._registry)
-        return histogram.labels(**self._labels)
-
-
-class _SchedulerCollector:
-    """What the scheduler and the worker count themselves, written down as it stands."""
-
-    def __init__(self, labels: Mapping[str, str], cache: CacheConfig, kv_cache_info: KVCacheInfo) -> None:
-        free, free_host = kv_cache_info.num_device_blocks - 1, max(kv_cache_info.num_host_blocks - 1, 0)
-        self.stats = SchedulerStats(0, 0, free, 0, 0, 0, 0, num_free_host_blocks=free_host)
-        self.info: StepInfo | None = None
-        self._labels = labels
-        self._cache = cache
-        self._kv_cache_info = kv_cache_info
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._gauges()
-        yield from self._counters()
-        yield self._cache_config()
-
-    def _gauges(self) -> Iterator[Metric]:
-        stats = self.stats
-        num_blocks = self._kv_cache_info.num_device_blocks - 1
-        used = num_blocks - stats.num_free_blocks
-        host_used = max(self._kv_cache_info.num_host_blocks - 1, 0) - stats.num_free_host_blocks
-        yield self._gauge("vllm:num_requests_running", "Requests in the batch.", stats.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
-        reasons = {"capacity": stats.num_waiting, "deferred": 0}
-        yield self._gauges_by(
-            "vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", "reason", reasons
-        )
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", used / num_blocks)
-        yield self._gauge("jaxllm:num_requests_swapped", "Requests in host memory.", stats.num_swapped)
-        yield self._blocks({"device": (stats.num_free_blocks, used), "host": (stats.num_free_host_blocks, host_used)})
-
-    def _blocks(self, pools: Mapping[str, tuple[int, int]]) -> Metric:
-        """Returns each pool's free and used blocks; the null blocks count nowhere."""
-        text = "Blocks of the KV cache, by pool and state."
-        family = GaugeMetricFamily("jaxllm:kv_cache_blocks", text, labels=(*_LABELS, "pool", "state"))
-        for pool, counts in pools.items():
-            for state, value in zip(("free", "used"), counts, strict=True):
-                family.add_metric([*self._labels.values(), pool, state], value)
-        return family
-
-    def _counters(self) -> Iterator[Metric]:
-        stats = self.stats
-        for name, text, value in (
-            ("vllm:num_preemptions", "Preemptions.", stats.num_preemptions),
-            ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_cache_queries),
-            ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_cache_hits),
-            ("jaxllm:copied_blocks", "Blocks copied on write.", stats.num_copied_blocks),
-            ("jaxllm:swapped_out_blocks", "Blocks swapped to host memory.", stats.num_swapped_out_blocks),
-            ("jaxllm:swapped_in_blocks", "Blocks swapped back.", stats.num_swapped_in_blocks),
-        ):
-            yield self._counter(name, text, value)
-        compiles = CounterMetricFamily(
-            "jaxllm:xla_compiles", "Programs compiled, by phase.", labels=(*_LABELS, "phase")
-        )
-        counts = {
-            "warmup": self._kv_cache_info.num_warmup_compiles,
-            "serving": 0 if self.info is None else self.info.num_compiles,
-        }
-        for phase, value in counts.items():
-            compiles.add_metric([*self._labels.values(), phase], value)
-        yield compiles
-
-    def _cache_config(self) -> Metric:
-        info, cache = self._kv_cache_info, self._cache
-        labels = {
-            "block_size": str(info.block_size),
-            "num_gpu_blocks": str(info.num_device_blocks),
-            "num_cpu_blocks": str(info.num_host_blocks),
-            "enable_prefix_caching": str(cache.enable_prefix_caching),
-            "gpu_memory_utilization": str(cache.gpu_memory_utilization),
-            "swap_space": str(cache.swap_space),
-        }
-        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=(*_LABELS, *labels))
-        family.add_metric([*self._labels.values(), *labels.values()], 1)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        return self._one(GaugeMetricFamily(name, text, labels=_LABELS), value)
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        return self._one(CounterMetricFamily(name, text, labels=_LABELS), value)
-
-    def _one(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
-    def _gauges_by(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=(*_LABELS, label))
-        for key, value in values.items():
-            family.add_metric([*self._labels.values(), key], value)
-        return family
+        return self._families.histogram(name, text, self._state.labels, buckets)
 
 
 def _one_two_five(limit: int) -> list[int]:

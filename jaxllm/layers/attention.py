@@ -12,6 +12,9 @@ from jaxllm.layers.parameter import parameter
 from jaxllm.layers.rope import Rope
 from pallas_kernels.kv_cache_update import kv_cache_update
 from pallas_kernels.paged_attention import paged_attention
+from sharding.collectives import num_shards
+from sharding.rules import SplitAxis
+from sharding.split import HeadSplit, KVHeads, QueryHeads
 
 # One layer's keys and values in device memory, in the layout that pallas_kernels.paged_attention.KVLayout describes.
 LayerCache = tuple[jax.Array, ...]
@@ -20,7 +23,7 @@ LayerCache = tuple[jax.Array, ...]
 class Attention(nnx.Module):
     """Projects, normalises, rotates, writes the new keys and values to their slots, attends, projects back.
 
-    Query, key and value are one matrix, in that order.
+    Query, key and value are one matrix, in that order. Devices share the heads.
 
     Args:
       config: Sizes.
@@ -55,19 +58,35 @@ class Attention(nnx.Module):
         self.scale = self.head_dim**-0.5 if scale is None else scale
         hidden_size, out_size = config.hidden_size, self.num_heads * self.head_dim
         width = out_size + 2 * self.num_kv_heads * self.head_dim
-        self.qkv = Linear(hidden_size, width, axes=("heads", "embed"), has_bias=qkv_bias, dtype=dtype)
-        self.out = Linear(out_size, hidden_size, axes=("embed", "heads"), has_bias=out_bias, dtype=dtype)
-        self.sinks = parameter((self.num_heads,), ("heads",), jnp.dtype(jnp.float32)) if has_sinks else None
+        sizes = self.num_heads, self.num_kv_heads
+        queries, keys = QueryHeads(*sizes, self.head_dim), KVHeads(*sizes, self.head_dim)
+        in_axis, out_axis = SplitAxis("heads", (queries, keys, keys)), SplitAxis("heads", (queries,))
+        self.qkv = Linear(hidden_size, width, axes=(in_axis, "embed"), has_bias=qkv_bias, dtype=dtype)
+        self.out = Linear(out_size, hidden_size, axes=("embed", out_axis), has_bias=out_bias, dtype=dtype)
+        one_each = SplitAxis("heads", (QueryHeads(*sizes, 1),))
+        self.sinks = parameter((self.num_heads,), (one_each,), jnp.dtype(jnp.float32)) if has_sinks else None
+        self.has_cache_scales = False
+
+    def scale_cache(self) -> None:
+        """Declares what keys and values are divided by on their way into the cache: one number a head and dimension."""
+        shape, axes = (2, self.num_kv_heads, self.head_dim), (None, "kv_heads", None)
+        self.cache_scales = nnx.data(parameter(shape, axes, jnp.dtype(jnp.float32)))
+        self.has_cache_scales = True
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """Maps x: [T, M] to [T, M], and the cache to the cache with this step's tokens in it."""
         num_tokens = x.shape[0]
+        mine = HeadSplit(self.num_heads, self.num_kv_heads, num_shards("heads"))
+        num_heads, num_kv_heads = mine.heads_per_shard, mine.kv_heads_per_shard
         qkv = self.qkv(x).reshape(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
-        q, k, v = jnp.split(qkv, (self.num_heads, self.num_heads + self.num_kv_heads), axis=1)
+        q, k, v = jnp.split(qkv, (num_heads, num_heads + num_kv_heads), axis=1)
         if self.head_norms is not None:
             q, k = self.head_norms(q, k)
         if self.rope is not None:
             q, k = self.rope(q, batch.positions), self.rope(k, batch.positions)
+        if self.has_cache_scales:  # what the cache lacks, queries and results make good
+            k_scales, v_scales = self.cache_scales[...]  # [K, D] each
+            q, k, v = scaled_heads(q, k_scales), k / k_scales, v / v_scales
         cache = kv_cache_update(cache, k, v, batch.slots)
         attended = paged_attention(
             q,
@@ -80,4 +99,12 @@ class Attention(nnx.Module):
             logit_soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
         )
+        if self.has_cache_scales:
+            attended = scaled_heads(attended, v_scales)
         return self.out(attended.reshape(num_tokens, -1).astype(x.dtype)), cache
+
+
+def scaled_heads(x: jax.Array, scales: jax.Array) -> jax.Array:
+    """Multiplies each head of x: [T, H, D] with its KV head's scales: [K, D]. Returns x's dtype."""
+    by_head = jnp.repeat(scales, x.shape[1] // scales.shape[0], axis=0)  # [H, D]
+    return (x * by_head).astype(x.dtype)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.layers.attention import LayerCache
+from jaxllm.layers.attention import LayerCache, scaled_heads
 from jaxllm.layers.forward_batch import ForwardBatch
 from jaxllm.layers.linear import Linear
 from jaxllm.layers.norm import RMSNorm
@@ -20,6 +20,8 @@ from jaxllm.layers.rope import Rope
 from pallas_kernels import choose_backend
 from pallas_kernels.kv_cache_update import kv_cache_update
 from pallas_kernels.paged_attention import paged_attention
+from sharding.rules import SplitAxis
+from sharding.split import Even
 
 _NORM_EPS = 1e-6  # whatever the model's own is
 
@@ -53,7 +55,7 @@ class LatentSizes:
 
 
 class LatentAttention(nnx.Module):
-    """DeepSeek's attention.
+    """DeepSeek's attention. Devices share the heads; the cache, which all heads use, each has whole.
 
     Args:
       sizes: Its sizes.
@@ -71,15 +73,23 @@ class LatentAttention(nnx.Module):
         else:
             self.q_in = Linear(hidden, sizes.query_latent, axes=("latent", "embed"), has_bias=has_bias, dtype=dtype)
             self.q_norm = RMSNorm(sizes.query_latent, _NORM_EPS)
-        width, axes = sizes.query_latent or hidden, ("heads", "latent" if sizes.query_latent else "embed")
-        self.q = Linear(width, heads * sizes.query, axes=axes, has_bias=False, dtype=dtype)
+        width, in_axis = sizes.query_latent or hidden, "latent" if sizes.query_latent else "embed"
+        q_axis, value_axis = (SplitAxis("heads", (Even(heads, size),)) for size in (sizes.query, sizes.value))
+        self.q = Linear(width, heads * sizes.query, axes=(q_axis, in_axis), has_bias=False, dtype=dtype)
         self.kv_in = Linear(
             hidden, sizes.latent + sizes.rotated, axes=("latent", "embed"), has_bias=has_bias, dtype=dtype
         )
         self.kv_norm = RMSNorm(sizes.latent, _NORM_EPS)
         # Of each head: rows that make the unrotated part of keys of a latent vector, then rows that make values.
         self.kv_out = parameter((heads, sizes.unrotated + sizes.value, sizes.latent), ("heads", None, "latent"), dtype)
-        self.out = Linear(heads * sizes.value, hidden, axes=("embed", "heads"), has_bias=has_bias, dtype=dtype)
+        self.out = Linear(heads * sizes.value, hidden, axes=("embed", value_axis), has_bias=has_bias, dtype=dtype)
+        self.has_cache_scales = False
+
+    def scale_cache(self) -> None:
+        """Declares what rows are divided by on their way into the cache: one number a dimension."""
+        shape = (1, 1, self.sizes.latent + self.sizes.rotated)
+        self.cache_scales = nnx.data(parameter(shape, (None, None, None), jnp.dtype(jnp.float32)))
+        self.has_cache_scales = True
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """Maps x: [T, M] to [T, M], and the cache to the cache with this step's latent vectors in it.
@@ -87,16 +97,21 @@ class LatentAttention(nnx.Module):
         The cache is one array, whose rows are keys and values at once.
         """
         sizes, num_tokens = self.sizes, x.shape[0]
-        rows = self._rows(x, batch.positions)
+        rows, queries = self._rows(x, batch.positions), self._queries(x, batch.positions)
+        if self.has_cache_scales:  # what the cache lacks, queries and results make good
+            (scales,) = self.cache_scales[...]  # [1, latent + rotated]
+            rows, queries = rows / scales, scaled_heads(queries, scales)
         cache = kv_cache_update(cache, rows, rows, batch.slots)
         attended = paged_attention(
-            self._queries(x, batch.positions),
+            queries,
             cache if choose_backend() == "tpu" else cache * 2,
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,
             scale=self.scale,
         )
+        if self.has_cache_scales:
+            attended = scaled_heads(attended, scales)
         values = _per_head(attended[..., : sizes.latent], self.kv_out[...][:, sizes.unrotated :], "thc,hvc->thv")
         return self.out(values.reshape(num_tokens, -1)), cache
 
@@ -112,7 +127,7 @@ class LatentAttention(nnx.Module):
         sizes = self.sizes
         if self.q_in is not None and self.q_norm is not None:
             x = self.q_norm(self.q_in(x))
-        q = self.q(x).reshape(x.shape[0], sizes.heads, sizes.query)
+        q = self.q(x).reshape(x.shape[0], -1, sizes.query)  # [T, H, query]
         unrotated, rotated = jnp.split(q, (sizes.unrotated,), axis=-1)
         latent = _per_head(unrotated, self.kv_out[...][:, : sizes.unrotated], "thn,hnc->thc")
         return jnp.concatenate([latent, self.rope(rotated, positions)], axis=-1)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.layers.linear import Linear
+from sharding.rules import SplitAxis
+from sharding.split import Even
 
 _TANH_GELU = partial(jax.nn.gelu, approximate=True)
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -27,7 +29,8 @@ class GatedMLP(nnx.Module):
         self, hidden_size: int, intermediate_size: int, activation: str, dtype: jnp.dtype, *, has_bias: bool = False
     ) -> None:
         self.activation = activation
-        self.gate_up = Linear(hidden_size, 2 * intermediate_size, axes=("mlp", "embed"), has_bias=has_bias, dtype=dtype)
+        both = SplitAxis("mlp", (Even(intermediate_size), Even(intermediate_size)))
+        self.gate_up = Linear(hidden_size, 2 * intermediate_size, axes=(both, "embed"), has_bias=has_bias, dtype=dtype)
         self.down = Linear(intermediate_size, hidden_size, axes=("embed", "mlp"), has_bias=has_bias, dtype=dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.layers.parameter import parameter
+from sharding.collectives import num_shards, sum_over
+from sharding.rules import Axis, SplitAxis
+from sharding.split import HeadSplit, KVHeads, QueryHeads
 
 _DTYPE = jnp.dtype(jnp.float32)
 
@@ -15,14 +18,18 @@ _DTYPE = jnp.dtype(jnp.float32)
 class RMSNorm(nnx.Module):
     """Scales each token to unit root mean square, then by a learnt weight. Computed in float32."""
 
-    def __init__(self, dim: int, eps: float) -> None:
-        self.weight = parameter((dim,), ("norm",), _DTYPE)
+    def __init__(self, dim: int, eps: float, axis: Axis = "norm") -> None:
+        self.weight = parameter((dim,), (axis,), _DTYPE)
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x: [..., M] to [..., M] in x's dtype."""
         wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        return self.scaled(x, jnp.mean(wide * wide, axis=-1, keepdims=True))
+
+    def scaled(self, x: jax.Array, mean_square: jax.Array) -> jax.Array:
+        """Maps x: [..., M] with the mean of its squares: [..., 1] to [..., M] in x's dtype."""
+        wide = x.astype(jnp.float32)
         return (wide * jax.lax.rsqrt(mean_square + self.eps) * self.weight[...]).astype(x.dtype)
 
 
@@ -56,15 +63,28 @@ class HeadNorms(nnx.Module):
 
 
 class JointHeadNorms(nnx.Module):
-    """Normalises all heads of the queries together, and all heads of the keys."""
+    """Normalises all heads of the queries together, and all heads of the keys, wherever they are."""
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float) -> None:
-        self.q, self.k = RMSNorm(num_heads * head_dim, eps), RMSNorm(num_kv_heads * head_dim, eps)
+        self.sizes = num_heads, num_kv_heads, head_dim
+        q_axis, k_axis = (SplitAxis("heads", (part(*self.sizes),)) for part in (QueryHeads, KVHeads))
+        self.q = RMSNorm(num_heads * head_dim, eps, q_axis)
+        self.k = RMSNorm(num_kv_heads * head_dim, eps, k_axis)
 
     def __call__(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Maps q: [T, H, D] and k: [T, K, D] to the same shapes."""
         q_flat, k_flat = q.reshape(q.shape[0], -1), k.reshape(k.shape[0], -1)
-        return self.q(q_flat).reshape(q.shape), self.k(k_flat).reshape(k.shape)
+        num_heads, num_kv_heads, head_dim = self.sizes
+        copies = HeadSplit(num_heads, num_kv_heads, num_shards("heads")).num_copies
+        q_normed = self.q.scaled(q_flat, _mean_square(q_flat, num_heads * head_dim))
+        k_normed = self.k.scaled(k_flat, _mean_square(k_flat, num_kv_heads * head_dim * copies))
+        return q_normed.reshape(q.shape), k_normed.reshape(k.shape)
+
+
+def _mean_square(x: jax.Array, count: int) -> jax.Array:
+    """Returns [T, 1]: the squares of x: [T, n] of all devices, `count` numbers that aren't zeros of padding."""
+    wide = x.astype(jnp.float32)
+    return sum_over(jnp.sum(wide * wide, axis=-1, keepdims=True), "heads") / count
 
 
 Norm = RMSNorm | LayerNorm

@@ -31,7 +31,7 @@ def sample(logits: jax.Array, batch: SamplingBatch) -> jax.Array:
     Returns:
       [R] int32 token ids.
     """
-    greedy = _argmax(logits)
+    greedy = argmax(logits)
     is_random = batch.temperature > 0
     return jax.lax.cond(
         jnp.any(is_random),
@@ -74,7 +74,7 @@ def score(logits: jax.Array, token_ids: jax.Array, num_top: int) -> ScoredTokens
     )
 
 
-def _argmax(logits: jax.Array) -> jax.Array:
+def argmax(logits: jax.Array) -> jax.Array:
     """Returns [R] int32, the first index of each row's maximum: block maxima first, then within one block.
 
     XLA:CPU takes 10 times longer for an argmax over the whole vocabulary.

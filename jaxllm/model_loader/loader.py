@@ -1,8 +1,9 @@
 """Brings a checkpoint's tensors into sharded device arrays, one parameter at a time."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +11,24 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxllm.config import EngineConfig, ModelConfig
+from jaxllm.config import KV_CACHE_DTYPES, EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
+from jaxllm.layers.quantization import declare_cache_scales, declare_quantized
 from jaxllm.layers.rope import for_context
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
-from jaxllm.models.causal_lm import CausalLM, Family
+from jaxllm.models.causal_lm import CausalLM, Family, ModelPart, model_parts
 from jaxllm.models.registry import FAMILIES
 from jaxllm.models.weight_map import Weight
 from jaxllm.progress import progress_bar
-from sharding.rules import sharding_for
+from jaxllm.quantization import SCALE_SUFFIX, SCHEMES, quantize
+from sharding.partition import abstract_weight, put_weight
+
+_CACHE_SCALES = ".cache_scales"
 
 
-def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
+def load_model(
+    config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype, part: ModelPart | None = None
+) -> CausalLM:
     """Builds the model and fills it with the checkpoint's weights.
 
     Never holds the model twice: each tensor is read, arranged, put on its devices and let go.
@@ -31,6 +38,8 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype:
       mesh: Where the weights go; each one's logical axes say how.
       dtype: Of the weights in device memory, and of the products with them. Norms have their own.
       hidden_dtype: Of what flows from layer to layer.
+      part: What to load: its layers alone, and its share of the frame, whose other weights stay declarations. None is
+        the whole model.
 
     Raises:
       ModelLoadError: A tensor is missing, left over, or of another shape than the config says.
@@ -40,19 +49,45 @@ def load_model(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype:
     checkpoint = open_checkpoint(str(config.model_path))
     weights = weight_map(model, family)
     stored_names = _stored_names(checkpoint, weights, model, family)
-    graph_def, state = nnx.split(nnx.eval_shape(lambda: _declare(model, family, dtype, hidden_dtype)))
-    parameters = nnx.to_flat_state(state)
-    declared = [parameter.get_value() for _, parameter in parameters]
-    total_bytes = sum(value.size * value.dtype.itemsize for value in declared)
-    loaded = []
-    with progress_bar(total_bytes, "loading weights", "B") as bar:
-        for (path, parameter), want in zip(parameters, declared, strict=True):
-            value = arrange(checkpoint, weights[".".join(map(str, path))], stored_names, want.shape)
-            sharding = sharding_for(mesh, parameter.get_metadata("logical_axes"))
-            array = jax.device_put(value.astype(want.dtype), sharding)
-            loaded.append((path, parameter.replace(array)))
-            bar.update(array.nbytes)
-    return nnx.merge(graph_def, nnx.from_flat_state(loaded))
+    part = part or model_parts(model.num_hidden_layers, 1)[0]
+    declared = _declare(config, model, family, dtype, hidden_dtype, part)
+    scales: dict[str, np.ndarray] = {}  # of numbers whose scales come next
+    with progress_bar(_num_bytes(declared, part), "loading weights", "B") as bar:
+
+        def load(name: str, parameter: nnx.Param[jax.Array]) -> jax.Array:
+            want = parameter.get_value()
+            if name in scales:
+                value = scales.pop(name)
+            elif name.endswith(_CACHE_SCALES):  # no checkpoint has them: worker/kv_calibration.py measures them
+                value = np.ones(want.shape, np.float32)
+            else:
+                value = arrange(checkpoint, weights[name], stored_names, want.shape)
+                scheme = parameter.get_metadata("scheme", None)
+                if scheme is not None:
+                    value, scales[name + SCALE_SUFFIX] = quantize(value, scheme)
+            array = put_weight(value.astype(want.dtype, copy=False), mesh, parameter.get_metadata("logical_axes"))
+            bar.update(value.size * want.dtype.itemsize)
+            return array
+
+        return _filled(declared, part, load)
+
+
+def abstract_model(
+    config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, hidden_dtype: jnp.dtype, part: ModelPart | None = None
+) -> CausalLM:
+    """Declares what load_model would load: each weight it holds is a jax.ShapeDtypeStruct with its sharding.
+
+    No checkpoint is read, and the mesh's devices need not exist here.
+    """
+    model = _settled(config)
+    family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
+    part = part or model_parts(model.num_hidden_layers, 1)[0]
+
+    def describe(_: str, parameter: nnx.Param[jax.Array]) -> jax.ShapeDtypeStruct:
+        want = parameter.get_value()
+        return abstract_weight(want.shape, want.dtype, mesh, parameter.get_metadata("logical_axes"))
+
+    return _filled(_declare(config, model, family, dtype, hidden_dtype, part), part, describe)
 
 
 def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
@@ -95,9 +130,55 @@ def _settled(config: EngineConfig) -> ModelConfig:
     return replace(model, rope_scaling=scaling)
 
 
-def _declare(config: ModelConfig, family: Family, dtype: jnp.dtype, hidden_dtype: jnp.dtype) -> CausalLM:
-    layers = [family.build_layer(config, index, dtype) for index in range(config.num_hidden_layers)]
-    return CausalLM(family.build_frame(config, dtype, hidden_dtype), layers)
+def _declare(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    family: Family,
+    dtype: jnp.dtype,
+    hidden_dtype: jnp.dtype,
+    part: ModelPart,
+) -> CausalLM:
+    """Declares the part's layers and the whole frame, without taking memory."""
+    scheme = SCHEMES.get(config.quantization or "")
+
+    def build() -> CausalLM:
+        layers = [family.build_layer(model_config, index, dtype) for index in part.layers]
+        declared = CausalLM(family.build_frame(model_config, dtype, hidden_dtype), layers)
+        declare_quantized(declared, lambda _: scheme)
+        if KV_CACHE_DTYPES[config.cache.cache_dtype] == "int8":
+            declare_cache_scales(declared)
+        return declared
+
+    model: CausalLM = nnx.eval_shape(build)
+    return model
+
+
+def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, Any], Any]) -> CausalLM:
+    """Replaces the declarations that the part holds by make(name in the whole model, declaration).
+
+    In the order of the names: numbers come before their scales.
+    """
+    graph_def, state = nnx.split(model)
+    parameters = dict(nnx.to_flat_state(state))
+    for path, name in _held(model, part, parameters):
+        parameters[path] = parameters[path].replace(make(name, parameters[path]))
+    return nnx.merge(graph_def, nnx.from_flat_state(parameters))
+
+
+def _num_bytes(model: CausalLM, part: ModelPart) -> int:
+    parameters = dict(nnx.to_flat_state(nnx.split(model)[1]))
+    held = [parameters[path].get_value() for path, _ in _held(model, part, parameters)]
+    return sum(value.size * value.dtype.itemsize for value in held)
+
+
+def _held(model: CausalLM, part: ModelPart, paths: Iterable[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yields those paths of a declared part that it holds, each with its name in the whole model."""
+    for path in paths:
+        kind, place, *rest = path
+        if kind == "layers":
+            yield path, ".".join(map(str, (kind, part.layers[place], *rest)))
+        elif part.holds(model.frame, place):
+            yield path, ".".join(map(str, path))
 
 
 def _stored_names(

@@ -59,6 +59,16 @@ class Frame(nnx.Module):
         self.norm = norm
         self.lm_head = None if config.tie_word_embeddings else Embedding(config.vocab_size, embed_size, dtype)
 
+    @property
+    def parts_of_hidden(self) -> tuple[str, ...]:
+        """Attributes whose weights `hidden` needs."""
+        return ("embed", "positions", "project_in")
+
+    @property
+    def parts_of_logits(self) -> tuple[str, ...]:
+        """Attributes whose weights `logits` needs."""
+        return ("norm", "project_out", "embed" if self.lm_head is None else "lm_head")
+
     def hidden(self, token_ids: jax.Array, positions: jax.Array) -> jax.Array:
         """Maps token_ids and positions, both [T], to the first layer's input [T, M] in hidden_dtype."""
         with jax.named_scope("embed"):
@@ -104,6 +114,33 @@ def build_frame(config: ModelConfig, dtype: jnp.dtype, hidden_dtype: jnp.dtype) 
 def is_ignored(config: ModelConfig, name: str) -> bool:
     """Whether a tensor is one of the rotation, stored, which the config says too."""
     return name.endswith(".rotary_emb.inv_freq")
+
+
+class ModelPart(NamedTuple):
+    """What a pipeline stage holds of a model."""
+
+    layers: range
+    has_hidden: bool  # the frame's weights before the layers
+    has_logits: bool  # those after them
+
+    def holds(self, frame: Frame, attribute: str) -> bool:
+        """Whether the frame's weights under this attribute are among it."""
+        return (self.has_hidden and attribute in frame.parts_of_hidden) or (
+            self.has_logits and attribute in frame.parts_of_logits
+        )
+
+
+def model_parts(num_layers: int, num_stages: int) -> tuple[ModelPart, ...]:
+    """Deals the layers to the stages, as evenly as can be. The last one has the logits too, and no layer more.
+
+    >>> [part.layers for part in model_parts(num_layers=7, num_stages=3)]
+    [range(0, 3), range(3, 5), range(5, 7)]
+    """
+    ends = [-(-num_layers * (index + 1) // num_stages) for index in range(num_stages)]
+    starts = [0, *ends[:-1]]
+    return tuple(
+        ModelPart(range(start, end), start == 0, end == num_layers) for start, end in zip(starts, ends, strict=True)
+    )
 
 
 class Family(NamedTuple):

@@ -1,12 +1,12 @@
 """CacheEngine: owns the KV arrays in device memory, allocated once, and moves blocks by id, to the host too."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.config import DEFAULT_CPU_KV_CACHE_BYTES, CacheConfig, EngineConfig
 from jaxllm.exceptions import ConfigError
@@ -18,54 +18,57 @@ from jaxllm.worker.memory_profile import MemoryProfile, check_fits, num_device_b
 from jaxllm.worker.programs import COPY_BATCH, CompiledPrograms
 from pallas_kernels import choose_backend
 from pallas_kernels.paged_attention import KVLayout
-from sharding.rules import sharding_for
+from sharding.partition import put, replicated
+from sharding.rules import Axis, num_shards, sharding_for
+from sharding.split import HeadSplit
 
 _logger = get_logger(__name__)
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "gpu": 16, "tpu": 128}
 
 
+class BlockCounts(NamedTuple):
+    """Blocks of a KV cache."""
+
+    device: int  # N
+    host: int  # or 0
+
+
 class CacheEngine:
-    """The KV cache of every layer, in the layout of the kernels' backend. Block 0 is the null block.
+    """The KV cache of a stage's layers, in the layout of the kernels' backend. Block 0 is the null block.
+
+    Devices share the KV heads, so that each has a part of every block.
 
     Attributes:
       caches: One LayerCache a layer. A step takes them (they are donated) and puts its result back.
       num_blocks: N.
       block_size: P.
-      num_host_blocks: Blocks of the host cache, or 0.
 
     Args:
       config: The engine's configuration.
       mesh: Where the arrays lie.
       dtype: Of keys and values. On CPU only float32 is fast: XLA:CPU widens a narrower cache, all of it, each step.
       platform: "cpu", "gpu" or "tpu".
-      profile: The device's memory, where needs_profile() says that it decides.
-
-    Raises:
-      ConfigError: The memory is too small.
+      num_layers: Layers of the stage.
+      num_blocks: The same on every stage.
     """
 
     def __init__(
-        self, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str, profile: MemoryProfile | None = None
+        self, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str, num_layers: int, num_blocks: int
     ) -> None:
-        model = config.model
-        self.block_size = block_size_of(config, platform)
-        layout = layout_of(config, dtype, platform)
-        bytes_per_block = model.num_hidden_layers * layout.block_bytes // (2 if _is_shared(config, layout) else 1)
-        self.num_blocks = _num_blocks(config, self.block_size, bytes_per_block, profile)
-        layer = layer_spec(config, mesh, dtype, platform, self.num_blocks)
+        self.block_size, self.num_blocks = block_size_of(config, platform), num_blocks
+        layer = layer_spec(config, mesh, dtype, platform, num_blocks)
         self.caches = tuple(
-            tuple(jnp.zeros(spec.shape, spec.dtype, device=spec.sharding) for spec in layer)
-            for _ in range(model.num_hidden_layers)
+            tuple(jnp.zeros(spec.shape, spec.dtype, device=spec.sharding) for spec in layer) for _ in range(num_layers)
         )
-        self.num_host_blocks = host_blocks_of(config, self.block_size, bytes_per_block)
-        self._host_cache = HostCache(sharding_for(mesh, _axes_of(layout)), is_pinned=platform != "cpu")
+        self._inputs = replicated(mesh)
+        self._host_cache = HostCache(_sharding_of(layer), is_pinned=platform != "cpu")
+        num_bytes = _block_bytes(config, mesh, dtype, platform, num_layers)
         _logger.info(
-            "KV cache: %d blocks of %d tokens and %d bytes, %.2f GiB; on the host %d blocks",
-            self.num_blocks,
+            "KV cache: %d blocks of %d tokens and %d bytes a device, %.2f GiB",
+            num_blocks,
             self.block_size,
-            bytes_per_block,
-            self.num_blocks * bytes_per_block / 2**30,
-            self.num_host_blocks,
+            num_bytes,
+            num_blocks * num_bytes / 2**30,
         )
 
     def swap_out(self, blocks: Sequence[tuple[int, int]], programs: CompiledPrograms) -> None:
@@ -74,14 +77,14 @@ class CacheEngine:
             batch = blocks[first : first + COPY_BATCH]
             ids = np.zeros(COPY_BATCH, np.int32)  # padding reads the null block
             ids[: len(batch)] = [source for source, _ in batch]
-            sources = jax.device_put(ids)
+            sources = put(ids, self._inputs)
             rows = [programs("gather_blocks", COPY_BATCH, cache, sources) for cache in self.caches]
             self._host_cache.store([destination for _, destination in batch], rows)
 
     def swap_in(self, blocks: Sequence[tuple[int, int]], programs: CompiledPrograms) -> None:
         """Copies (host, device) blocks of every layer to the device; they leave the host."""
         for ids, rows in self._host_cache.take(blocks):
-            destinations = jax.device_put(ids)
+            destinations = put(ids, self._inputs)
             self.caches = tuple(
                 programs("scatter_blocks", COPY_BATCH, cache, destinations, mine)
                 for cache, mine in zip(self.caches, rows, strict=True)
@@ -93,7 +96,7 @@ class CacheEngine:
             pairs = np.zeros((2, COPY_BATCH), np.int32)  # padding copies the null block onto itself
             batch = blocks[first : first + COPY_BATCH]
             pairs[:, : len(batch)] = np.asarray(batch, np.int32).T
-            sources, destinations = jax.device_put((pairs[0], pairs[1]))
+            sources, destinations = put((pairs[0], pairs[1]), self._inputs)
             self.caches = tuple(
                 programs("copy_blocks", COPY_BATCH, cache, sources, destinations) for cache in self.caches
             )
@@ -105,23 +108,41 @@ def block_size_of(config: EngineConfig, platform: str) -> int:
 
 
 def layer_spec(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str, num_blocks: int) -> LayerCache:
-    """Returns one layer's cache with jax.ShapeDtypeStruct in place of arrays."""
-    layout = layout_of(config, dtype, platform)
-    sharding = sharding_for(mesh, _axes_of(layout))
-    shapes = layout.shapes(num_blocks)[: 1 if _is_shared(config, layout) else None]
-    specs: Any = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in shapes)
+    """Returns one layer's cache, of all devices together, with jax.ShapeDtypeStruct in place of arrays."""
+    layout = layout_of(config, mesh, dtype, platform)
+    axes: list[Axis] = [None] * 4
+    if not config.model.has_latent_cache:  # whose one head all queries need
+        axes[layout.head_axis] = "kv_heads"
+    shapes = [list(shape) for shape in layout.shapes(num_blocks)[: 1 if _is_shared(config, layout) else None]]
+    for shape in shapes:
+        shape[layout.head_axis] *= num_shards(mesh, axes[layout.head_axis])
+    specs: Any = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_for(mesh, axes, shape)) for shape in shapes)
     return specs
 
 
-def layout_of(config: EngineConfig, dtype: jnp.dtype, platform: str) -> KVLayout:
-    """Returns how each layer's cache lies in memory."""
+def _sharding_of(layer: LayerCache) -> NamedSharding:
+    sharding = layer[0].sharding
+    assert isinstance(sharding, NamedSharding)
+    return sharding
+
+
+def layout_of(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str) -> KVLayout:
+    """Returns how each device's part of a layer's cache lies in its memory."""
+    model = config.model
+    heads = HeadSplit(model.num_attention_heads, model.num_key_value_heads, num_shards(mesh, "kv_heads"))
     return KVLayout(
         backend=choose_backend(),
         block_size=block_size_of(config, platform),
-        num_kv_heads=config.model.num_key_value_heads,
-        head_dim=config.model.head_dim,
+        num_kv_heads=1 if model.has_latent_cache else heads.kv_heads_per_shard,
+        head_dim=model.head_dim,
         dtype=dtype,
     )
+
+
+def _block_bytes(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str, num_layers: int) -> int:
+    """Returns the bytes of one block of num_layers layers on each device."""
+    layout = layout_of(config, mesh, dtype, platform)
+    return num_layers * layout.block_bytes // (2 if _is_shared(config, layout) else 1)
 
 
 def _is_shared(config: EngineConfig, layout: KVLayout) -> bool:
@@ -129,13 +150,37 @@ def _is_shared(config: EngineConfig, layout: KVLayout) -> bool:
     return config.model.has_latent_cache and len(layout.block_shapes) == 2
 
 
-def _axes_of(layout: KVLayout) -> tuple[str | None, ...]:
-    return tuple("kv_heads" if axis == layout.head_axis else None for axis in range(4))
-
-
 def needs_profile(cache: CacheConfig, platform: str) -> bool:
     """Whether the number of blocks follows from the device's memory: nobody named it, and this is no CPU."""
     return platform != "cpu" and cache.num_gpu_blocks_override is None and cache.kv_cache_memory_bytes is None
+
+
+def count_blocks(
+    config: EngineConfig,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    platform: str,
+    num_layers: int,
+    profile: MemoryProfile | None = None,
+) -> BlockCounts:
+    """Returns how many blocks of num_layers layers a stage's devices, and the host beside each of them, can hold.
+
+    Args:
+      config: The engine's configuration.
+      mesh: The stage's.
+      dtype: Of keys and values.
+      platform: "cpu", "gpu" or "tpu".
+      num_layers: Layers of the stage.
+      profile: A device's memory, where needs_profile() says that it decides.
+
+    Raises:
+      ConfigError: The memory is too small.
+    """
+    block_size = block_size_of(config, platform)
+    num_bytes = _block_bytes(config, mesh, dtype, platform, num_layers)
+    return BlockCounts(
+        _num_blocks(config, block_size, num_bytes, profile), host_blocks_of(config, block_size, num_bytes)
+    )
 
 
 def _num_blocks(config: EngineConfig, block_size: int, bytes_per_block: int, profile: MemoryProfile | None) -> int:

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 
 from jaxllm.layers.attention import LayerCache
 from jaxllm.worker.programs import COPY_BATCH
+from sharding.partition import fetch_shards, put_shards
 
 _PINNED = "pinned_host"
 
@@ -25,7 +26,7 @@ class _Place(NamedTuple):
 
 
 class HostCache:
-    """Every layer's keys and values, by host block id.
+    """Every layer's keys and values, by host block id. Each process keeps those of its own devices.
 
     Args:
       sharding: Of the device's KV cache.
@@ -35,7 +36,8 @@ class HostCache:
 
     def __init__(self, sharding: NamedSharding, is_pinned: bool) -> None:
         self._sharding = sharding
-        kinds = {memory.kind for memory in sharding.mesh.devices.ravel()[0].addressable_memories()}
+        device = sharding.mesh.local_devices[0]
+        kinds = {memory.kind for memory in device.addressable_memories()}
         self._pinned = sharding.with_memory_kind(_PINNED) if is_pinned and _PINNED in kinds else None
         self._places: dict[int, _Place] = {}
 
@@ -44,7 +46,7 @@ class HostCache:
         if self._pinned is not None:
             batch = tuple(jax.device_put(list(rows), self._pinned))
         else:
-            batch = tuple(jax.tree.map(lambda array: np.array(array[: len(host_ids)]), jax.device_get(list(rows))))
+            batch = tuple(jax.tree.map(lambda array: np.array(fetch_shards(array)[: len(host_ids)]), list(rows)))
         for row, host_id in enumerate(host_ids):
             self._places[host_id] = _Place(batch, row)
 
@@ -60,8 +62,10 @@ class HostCache:
             destinations, _ = batches.setdefault(id(place.batch), (np.zeros(COPY_BATCH, np.int32), place.batch))
             destinations[place.row] = device_id
         for destinations, batch in batches.values():
-            rows = batch if self._pinned is not None else tuple(jax.tree.map(_pad, list(batch)))
-            yield destinations, tuple(jax.device_put(list(rows), self._sharding))
+            if self._pinned is not None:
+                yield destinations, tuple(jax.device_put(list(batch), self._sharding))
+            else:
+                yield destinations, tuple(put_shards(jax.tree.map(_pad, list(batch)), self._sharding))
 
 
 def _pad(rows: np.ndarray) -> np.ndarray:

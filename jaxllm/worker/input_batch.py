@@ -12,7 +12,7 @@ import numpy as np
 from jaxllm.intmath import cdiv
 from jaxllm.layers.forward_batch import ForwardBatch, LogitBias, SamplingBatch
 from jaxllm.messages import NewSequence, SchedulerOutput
-from jaxllm.worker.buckets import num_seqs_at, pick_bucket
+from jaxllm.worker.buckets import num_seqs_at, pass_lens, pick_bucket
 
 _MASK_64 = 2**64 - 1
 
@@ -21,7 +21,7 @@ class PromptPosition(NamedTuple):
     """A prompt position whose next token is to be scored."""
 
     seq_id: int
-    token_index: int  # in the step's tokens
+    token_index: int  # in the pass's tokens
     next_token_id: int
 
 
@@ -33,8 +33,8 @@ class DrawRound(NamedTuple):
     bias: LogitBias | None  # None where no draw has any
 
 
-class StepInputs(NamedTuple):
-    """One step's padded inputs (numpy), and what is needed to trim its outputs."""
+class PassInputs(NamedTuple):
+    """One forward pass's padded inputs (numpy), and what is needed to trim its outputs."""
 
     size: int  # the rung T
     batch: ForwardBatch
@@ -51,9 +51,16 @@ class InputBatch:
     """Rows of tokens, block tables and sampling parameters, one a live sequence."""
 
     def __init__(
-        self, max_num_seqs: int, max_num_draws: int, max_model_len: int, block_size: int, ladder: tuple[int, ...]
+        self,
+        max_num_seqs: int,
+        max_num_draws: int,
+        max_model_len: int,
+        block_size: int,
+        ladder: tuple[int, ...],
+        num_stages: int = 1,
     ) -> None:
         self._ladder = ladder
+        self._num_stages = num_stages
         self._max_num_draws = max_num_draws
         self._max_num_seqs = max_num_seqs
         self._block_size = block_size
@@ -108,8 +115,11 @@ class InputBatch:
         for seq_id, index, block_id in cached.replaced_blocks:
             self._block_tables[self._rows[seq_id], index] = block_id
 
-    def to_forward_batch(self, step: SchedulerOutput) -> StepInputs:
+    def to_forward_batches(self, step: SchedulerOutput) -> list[PassInputs]:
         """Gathers and pads the step's tokens and draws, and counts the tokens as computed.
+
+        Mostly one pass. A step longer than the ladder takes several, and so does one on several pipeline stages, in
+        order: a sequence may begin in one and go on in the next, which reads what the first wrote to the KV cache.
 
         Longest sequences come first: the XLA attention works on groups of neighbours.
         """
@@ -119,17 +129,31 @@ class InputBatch:
         seq_ids = [unsorted_ids[index] for index in order.tolist()]
         rows = unsorted_rows[order]
         counts = np.array(list(step.num_scheduled_tokens.values()), np.int32)[order]
-        starts = self._num_computed[rows]
         first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)  # first token of each sequence
+        passes, begin = [], 0
+        for num_tokens in pass_lens(self._ladder, int(first[-1]), self._num_stages):
+            cuts = np.clip(first, begin, begin + num_tokens)
+            mine = np.flatnonzero(np.diff(cuts))
+            pass_ids = seq_ids if len(mine) == len(seq_ids) else [seq_ids[index] for index in mine.tolist()]
+            passes.append(self._pass_inputs(step, pass_ids, rows[mine], np.diff(cuts)[mine]))
+            begin += num_tokens
+        return passes
+
+    def _pass_inputs(
+        self, step: SchedulerOutput, seq_ids: list[int], rows: np.ndarray, counts: np.ndarray
+    ) -> PassInputs:
+        """Returns the pass that computes the next `counts` tokens of these sequences."""
+        starts = self._num_computed[rows]
+        first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         draws = np.flatnonzero(starts + counts == self._num_tokens[rows])  # each draw's sequence
         if step.num_samples:
             draws = np.repeat(draws, [step.num_samples.get(seq_ids[index], 1) for index in draws.tolist()])
-        size = pick_bucket(self._ladder, max(int(first[-1]), len(draws)))
+        size = pick_bucket(self._ladder, max(int(first[-1]), min(len(draws), self._ladder[-1])))
         prompt_positions = self._prompt_positions(seq_ids, rows, starts, counts, first)
         batch = self._forward_batch(size, rows, starts, counts, first)
         draw_rounds = self._draw_rounds(size, seq_ids, rows, first, draws)
         self._num_computed[rows] += counts
-        return StepInputs(size, batch, draw_rounds, prompt_positions)
+        return PassInputs(size, batch, draw_rounds, prompt_positions)
 
     def _forward_batch(
         self, size: int, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray

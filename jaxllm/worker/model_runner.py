@@ -6,84 +6,60 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxllm.layers.attention import LayerCache
-from jaxllm.layers.forward_batch import LogitBias
 from jaxllm.layers.sampler import ScoredTokens
 from jaxllm.messages import BeamCandidates, ModelRunnerOutput, SampledToken, SchedulerOutput, TokenLogprobs
 from jaxllm.worker.buckets import num_seqs_at
-from jaxllm.worker.cache_engine import CacheEngine
 from jaxllm.worker.compile_counter import CompileCounter
-from jaxllm.worker.input_batch import DrawRound, InputBatch, PromptPosition, StepInputs
-from jaxllm.worker.programs import BIAS_BATCH, CompiledPrograms
-from jaxllm.worker.step_fn import StepModel
+from jaxllm.worker.input_batch import DrawRound, InputBatch, PassInputs, PromptPosition
+from jaxllm.worker.pipeline import Pipeline
+
+Hidden = jax.Array | None  # None in a process that has no part of the last stage
 
 
 class ModelRunner:
-    """Runs one step: the programs of programs.py in order, on the rows of InputBatch."""
+    """Runs one step: the rows of InputBatch through the pipeline."""
 
     def __init__(
-        self,
-        model: StepModel,
-        cache_engine: CacheEngine,
-        input_batch: InputBatch,
-        programs: CompiledPrograms,
-        max_num_draws: int,
-        compile_counter: CompileCounter,
+        self, pipeline: Pipeline, input_batch: InputBatch, max_num_draws: int, compile_counter: CompileCounter
     ) -> None:
-        self._model = model
+        self._pipeline = pipeline
         self._compile_counter = compile_counter
-        self._cache_engine = cache_engine
         self._input_batch = input_batch
-        self._programs = programs
         self._max_num_draws = max_num_draws
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Computes the step's tokens, writes their keys and values, and draws what is due."""
         self._input_batch.apply(step)
-        self._cache_engine.swap_out(step.blocks_to_swap_out, self._programs)
-        self._cache_engine.swap_in(step.blocks_to_swap_in, self._programs)
-        self._cache_engine.copy(step.blocks_to_copy, self._programs)
-        inputs = self._input_batch.to_forward_batch(step)
-        hidden = self._forward(inputs)
+        self._pipeline.move_blocks(step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
+        passes = self._input_batch.to_forward_batches(step)
+        # All are under way before the first draw is waited for.
+        hiddens = [self._pipeline.forward(inputs.size, inputs.batch) for inputs in passes]
         sampled: dict[int, list[SampledToken]] = {}
         candidates: dict[int, BeamCandidates] = {}
-        for draws in inputs.draw_rounds:
-            self._sample(inputs.size, hidden, draws, sampled, candidates)
-        prompt_logprobs = self._score_prompts(inputs, hidden)
-        return ModelRunnerOutput(sampled, prompt_logprobs, candidates, inputs.size, self._compile_counter.num_compiles)
-
-    def _forward(self, inputs: StepInputs) -> jax.Array:
-        """Returns the last layer's output [T, M]."""
-        batch = jax.device_put(inputs.batch)
-        hidden = self._programs("embed", inputs.size, self._model.frame, batch.token_ids, batch.positions)
-        caches = self._cache_engine.caches
-        updated: list[LayerCache] = []
-        for segment in self._model.segments:
-            mine = caches[len(updated) : len(updated) + segment.num_layers]
-            hidden, mine = self._programs(f"layers_{segment.kind}", inputs.size, segment.weights, hidden, batch, mine)
-            updated.extend(mine)
-        self._cache_engine.caches = tuple(updated)
-        return hidden
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        for inputs, hidden in zip(passes, hiddens, strict=True):
+            for draws in inputs.draw_rounds:
+                self._sample(inputs.size, hidden, draws, sampled, candidates)
+            self._score_prompts(inputs, hidden, prompt_logprobs)
+        num_padded_tokens = sum(inputs.size for inputs in passes)
+        return ModelRunnerOutput(
+            sampled, prompt_logprobs, candidates, num_padded_tokens, self._compile_counter.num_compiles
+        )
 
     def _sample(
         self,
         num_tokens: int,
-        hidden: jax.Array,
+        hidden: Hidden,
         draws: DrawRound,
         sampled: dict[int, list[SampledToken]],
         candidates: dict[int, BeamCandidates],
     ) -> None:
         """Adds a round's draws of the sequences that draw, and its candidates of those that are beams."""
-        sampling = jax.device_put(draws.sampling)
-        logits = self._logits(num_tokens, hidden, sampling.logits_indices)
-        size = logits.shape[0]
-        chosen = self._programs("sample", size, self._with_bias(logits, draws.bias), sampling)
-        token_ids = np.asarray(chosen).tolist()[: len(draws.seq_ids)]  # rows past the draws are padding
         num_logprobs = [self._input_batch.num_logprobs(seq_id) for seq_id in draws.seq_ids]
         num_candidates = [self._input_batch.num_candidates(seq_id) for seq_id in draws.seq_ids]
-        scored: Any = None
-        if any(num is not None for num in num_logprobs + num_candidates):
-            scored = jax.device_get(self._programs("score", size, logits, chosen))
+        has_scores = any(num is not None for num in num_logprobs + num_candidates)
+        chosen, scored = self._pipeline.draw(num_tokens, hidden, draws.sampling, draws.bias, has_scores)
+        token_ids = chosen.tolist()[: len(draws.seq_ids)]  # rows past the draws are padding
         for row, (seq_id, token_id) in enumerate(zip(draws.seq_ids, token_ids, strict=True)):
             num, num_beam = num_logprobs[row], num_candidates[row]
             if num_beam is not None:
@@ -92,19 +68,9 @@ class ModelRunner:
                 token = SampledToken(token_id, None if num is None else _token_logprobs(scored, row, num))
                 sampled.setdefault(seq_id, []).append(token)
 
-    def _with_bias(self, logits: jax.Array, bias: LogitBias | None) -> jax.Array:
-        """Returns logits to draw from; the given ones stay as they are."""
-        if bias is None:
-            return logits
-        for first in range(0, len(bias.rows), BIAS_BATCH):
-            columns = [jax.device_put(_padded(column[first : first + BIAS_BATCH], BIAS_BATCH)) for column in bias]
-            logits = self._programs("add_bias", logits.shape[0], logits, *columns)
-        return logits
-
-    def _score_prompts(self, inputs: StepInputs, hidden: jax.Array) -> dict[int, list[TokenLogprobs]]:
-        """Scores prompt tokens, as many at a time as a round of draws has rows."""
+    def _score_prompts(self, inputs: PassInputs, hidden: Hidden, scores: dict[int, list[TokenLogprobs]]) -> None:
+        """Adds the scores of prompt tokens, computed as many at a time as a round of draws has rows."""
         size = num_seqs_at(inputs.size, self._max_num_draws)
-        scores: dict[int, list[TokenLogprobs]] = {}
         positions = inputs.prompt_positions
         for first in range(0, len(positions), size):
             group = positions[first : first + size]
@@ -112,28 +78,15 @@ class ModelRunner:
             for row, position in enumerate(group):
                 num = self._input_batch.num_prompt_logprobs(position.seq_id)
                 scores.setdefault(position.seq_id, []).append(_token_logprobs(scored, row, num))
-        return scores
 
-    def _score_group(
-        self, group: Sequence[PromptPosition], num_tokens: int, size: int, hidden: jax.Array
-    ) -> ScoredTokens:
+    def _score_group(self, group: Sequence[PromptPosition], num_tokens: int, size: int, hidden: Hidden) -> ScoredTokens:
         indices, token_ids = np.zeros(size, np.int32), np.zeros(size, np.int32)
         indices[: len(group)] = [position.token_index for position in group]
         token_ids[: len(group)] = [position.next_token_id for position in group]
-        logits = self._logits(num_tokens, hidden, jax.device_put(indices))
-        return jax.device_get(self._programs("score", size, logits, jax.device_put(token_ids)))
-
-    def _logits(self, size: int, hidden: jax.Array, indices: jax.Array) -> jax.Array:
-        return self._programs("logits", size, self._model.frame, hidden, indices)
+        return self._pipeline.score(num_tokens, hidden, indices, token_ids)
 
 
-def _padded(values: np.ndarray, size: int) -> np.ndarray:
-    padded = np.zeros(size, values.dtype)
-    padded[: len(values)] = values
-    return padded
-
-
-def _token_logprobs(scored: ScoredTokens, row: int, num_top: int) -> TokenLogprobs:
+def _token_logprobs(scored: Any, row: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(
         float(scored.logprobs[row]),
         int(scored.ranks[row]),
@@ -142,5 +95,5 @@ def _token_logprobs(scored: ScoredTokens, row: int, num_top: int) -> TokenLogpro
     )
 
 
-def _beam_candidates(scored: ScoredTokens, row: int, num: int) -> BeamCandidates:
+def _beam_candidates(scored: Any, row: int, num: int) -> BeamCandidates:
     return BeamCandidates(scored.top_token_ids[row, :num].tolist(), scored.top_logprobs[row, :num].tolist())

@@ -3,11 +3,13 @@
     embed[T] · layers_<kind>[T] · logits[T] · sample[R] · score[R] · add_bias[R]
     copy_blocks · gather_blocks · scatter_blocks
 
-After warm-up a call with any other shape is an error that names it, never a silent compile.
+Where the mesh has several devices, each program is one jax.shard_map: every device runs it on its parts of the
+arguments, and the layers say where devices exchange anything. After warm-up a call with any other shape is an error
+that names it, never a silent compile.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,13 +22,14 @@ from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
 from jaxllm.worker.buckets import num_seqs_at
 from jaxllm.worker.step_fn import (
     StepModel,
-    add_bias,
+    StepSampler,
     copy_cache_blocks,
     gather_cache_blocks,
-    sample,
+    sampler_for,
     scatter_cache_blocks,
-    score,
 )
+from sharding.partition import laid_out_shape, replicated
+from sharding.rules import sharding_for
 
 BIAS_BATCH = 512  # single logits that one call of add_bias changes
 COPY_BATCH = 16  # blocks that one call of copy_blocks, gather_blocks or scatter_blocks moves
@@ -70,6 +73,8 @@ class Program:
       function: Pure function of arrays.
       arguments: jax.ShapeDtypeStruct or arrays to compile it for.
       donated: Positions of the arguments whose memory the result takes over.
+      mesh: What it runs on; the arguments say how they lie there. None is one device.
+      results: How the results lie on a mesh of several devices: PartitionSpec, in a tree that may end before theirs.
     """
 
     name: str
@@ -77,54 +82,83 @@ class Program:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     donated: tuple[int, ...] = ()
+    mesh: Mesh | None = None
+    results: Any = PartitionSpec()
+
+    def lower(self) -> jax.stages.Lowered:
+        """Traces for exactly these shapes."""
+        return jax.jit(self._on_mesh(), donate_argnums=self.donated).lower(*self.arguments)
 
     def compile(self) -> jax.stages.Compiled:
         """Compiles for exactly these shapes; reads and fills JAX's compilation cache."""
-        return jax.jit(self.function, donate_argnums=self.donated).lower(*self.arguments).compile()
+        return self.lower().compile()
+
+    def _on_mesh(self) -> Callable[..., Any]:
+        if self.mesh is None or self.mesh.size == 1:
+            return self.function
+        # Replication isn't checked: Pallas kernels don't declare it.
+        return jax.shard_map(
+            self.function, mesh=self.mesh, in_specs=_specs(self.arguments), out_specs=self.results, check_vma=False
+        )
 
 
 def list_programs(model: StepModel, cache: LayerCache, shapes: ProgramShapes, mesh: Mesh) -> list[Program]:
     """Lists every program of a worker, most needed first.
 
     Args:
-      model: The split model.
+      model: The split model; its weights may be jax.ShapeDtypeStruct with shardings.
       cache: One layer's KV cache (all layers' are alike), or jax.ShapeDtypeStruct in its place.
       shapes: The fixed sizes.
-      mesh: Where step inputs are replicated.
+      mesh: Of the weights and the cache; step inputs are replicated on it. Its devices need not exist here.
     """
-    spec = _Specs(shapes, NamedSharding(mesh, PartitionSpec()))
-    cache_spec = jax.tree.map(_like, cache)
-    frame = jax.tree.map(_like, model.frame)
-    by_kind = {segment.kind: segment for segment in model.segments}
-    programs = []
+    spec = _Specs(shapes, mesh)
+    programs: list[Program] = []
     for size in shapes.ladder:
-        hidden = spec.array((size, shapes.hidden_size), shapes.dtype)
+        programs += _forward_programs(size, model, cache, spec)
+    if model.logits_weights:
+        for size in shapes.draw_ladder:
+            programs += _draw_programs(size, sampler_for(shapes.vocab_size, mesh), spec)
+    programs += _block_programs(cache, spec)
+    return [replace(program, mesh=mesh) for program in programs]
+
+
+def _forward_programs(size: int, model: StepModel, cache: LayerCache, spec: "_Specs") -> list[Program]:
+    shapes, hidden = spec.shapes, spec.hidden(size)
+    programs = []
+    if model.embed_weights:
+        weights = jax.tree.map(_like, model.embed_weights)
+        programs.append(Program("embed", size, model.embed, (weights, spec.ints(size), spec.ints(size))))
+    for kind, segment in {segment.kind: segment for segment in model.segments}.items():
+        weights, caches = jax.tree.map(_like, (segment.weights, (cache,) * segment.num_layers))
+        arguments = (weights, hidden, spec.forward_batch(size), caches)
+        name, results = f"layers_{kind}", (PartitionSpec(), _specs(caches))
+        programs.append(Program(name, size, model.run_layers[kind], arguments, donated=(1, 3), results=results))
+    if model.logits_weights:
         num_draws = num_seqs_at(size, shapes.max_num_draws)
-        programs.append(Program("embed", size, model.embed, (frame, spec.ints(size), spec.ints(size))))
-        for kind, segment in by_kind.items():
-            arguments = (
-                jax.tree.map(_like, segment.weights),
-                hidden,
-                spec.forward_batch(size),
-                (cache_spec,) * segment.num_layers,
-            )
-            programs.append(Program(f"layers_{kind}", size, model.run_layers[kind], arguments, donated=(1, 3)))
-        programs.append(Program("logits", size, model.logits, (frame, hidden, spec.ints(num_draws))))
-    for size in shapes.draw_ladder:
-        logits = spec.array((size, shapes.vocab_size), jnp.float32)
-        programs.append(Program("sample", size, sample, (logits, spec.sampling_batch(size))))
-        programs.append(Program("score", size, score, (logits, spec.ints(size))))
-        values = spec.array((BIAS_BATCH,), np.float32)
-        programs.append(
-            Program("add_bias", size, add_bias, (logits, spec.ints(BIAS_BATCH), spec.ints(BIAS_BATCH), values))
-        )
-    blocks = spec.ints(COPY_BATCH)
-    programs.append(Program("copy_blocks", COPY_BATCH, copy_cache_blocks, (cache_spec, blocks, blocks), donated=(0,)))
-    programs.append(Program("gather_blocks", COPY_BATCH, gather_cache_blocks, (cache_spec, blocks)))
-    rows = jax.tree.map(lambda array: _like_rows(array, COPY_BATCH), cache)
-    scattered = (cache_spec, blocks, rows)
-    programs.append(Program("scatter_blocks", COPY_BATCH, scatter_cache_blocks, scattered, donated=(0,)))
+        weights, results = jax.tree.map(_like, model.logits_weights), _specs(spec.logits(num_draws))
+        programs.append(Program("logits", size, model.logits, (weights, hidden, spec.ints(num_draws)), results=results))
     return programs
+
+
+def _draw_programs(size: int, sampler: StepSampler, spec: "_Specs") -> list[Program]:
+    logits, values = spec.logits(size), spec.array((BIAS_BATCH,), np.float32)
+    changes = (logits, spec.ints(BIAS_BATCH), spec.ints(BIAS_BATCH), values)
+    return [
+        Program("sample", size, sampler.sample, (logits, spec.sampling_batch(size))),
+        Program("score", size, sampler.score, (logits, spec.ints(size))),
+        Program("add_bias", size, sampler.add_bias, changes, results=_specs(logits)),
+    ]
+
+
+def _block_programs(cache: LayerCache, spec: "_Specs") -> list[Program]:
+    blocks, size, whole = spec.ints(COPY_BATCH), COPY_BATCH, jax.tree.map(_like, cache)
+    rows = jax.tree.map(lambda array: _like_rows(array, COPY_BATCH), cache)
+    results = _specs(whole)
+    return [
+        Program("copy_blocks", size, copy_cache_blocks, (whole, blocks, blocks), donated=(0,), results=results),
+        Program("gather_blocks", size, gather_cache_blocks, (whole, blocks), results=results),
+        Program("scatter_blocks", size, scatter_cache_blocks, (whole, blocks, rows), donated=(0,), results=results),
+    ]
 
 
 class CompiledPrograms:
@@ -147,24 +181,33 @@ class CompiledPrograms:
 
 
 class _Specs:
-    """Shapes of the step inputs, which every device holds whole."""
+    """Shapes of the step inputs, which every device holds whole, and of what flows from program to program."""
 
-    def __init__(self, shapes: ProgramShapes, sharding: NamedSharding) -> None:
-        self._shapes, self._sharding = shapes, sharding
+    def __init__(self, shapes: ProgramShapes, mesh: Mesh) -> None:
+        self.shapes, self._mesh = shapes, mesh
+        self._replicated = replicated(mesh)
 
     def array(self, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=self._sharding)
+        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=self._replicated)
+
+    def hidden(self, size: int) -> jax.ShapeDtypeStruct:
+        return self.array((size, self.shapes.hidden_size), self.shapes.dtype)
+
+    def logits(self, size: int) -> jax.ShapeDtypeStruct:
+        axes = (None, "vocab")
+        shape = laid_out_shape((size, self.shapes.vocab_size), self._mesh, axes)
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding_for(self._mesh, axes, shape))
 
     def ints(self, *shape: int) -> jax.ShapeDtypeStruct:
         return self.array(shape, np.int32)
 
     def forward_batch(self, size: int) -> ForwardBatch:
-        num_seqs = num_seqs_at(size, self._shapes.max_num_seqs)
+        num_seqs = num_seqs_at(size, self.shapes.max_num_seqs)
         return ForwardBatch(
             token_ids=self.ints(size),
             positions=self.ints(size),
             slots=self.ints(size),
-            block_tables=self.ints(num_seqs, self._shapes.blocks_per_seq),
+            block_tables=self.ints(num_seqs, self.shapes.blocks_per_seq),
             seq_lens=self.ints(num_seqs),
             query_start_loc=self.ints(num_seqs + 1),
         )
@@ -188,3 +231,12 @@ def _like_rows(array: jax.Array, num_rows: int) -> jax.ShapeDtypeStruct:
 
 def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+def _specs(tree: Any) -> Any:
+    """Returns how arrays lie on their mesh; of those that lie on one device without a mesh, PartitionSpec()."""
+    return jax.tree.map(_spec, tree)
+
+
+def _spec(array: jax.Array | jax.ShapeDtypeStruct) -> PartitionSpec:
+    return array.sharding.spec if isinstance(array.sharding, NamedSharding) else PartitionSpec()

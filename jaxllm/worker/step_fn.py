@@ -8,18 +8,21 @@ a segment is one layer: the calls cost under a millisecond a step and compiling 
 accelerators one segment holds every layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxllm.layers import sampler
 from jaxllm.layers.attention import LayerCache
 from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
-from jaxllm.models.causal_lm import CausalLM
+from jaxllm.layers.sharded_sampler import ShardedSampler
+from jaxllm.models.causal_lm import CausalLM, Frame, ModelPart
 from jaxllm.sampling_params import MAX_BEAM_WIDTH, MAX_LOGPROBS
 from pallas_kernels.kv_cache_update import copy_blocks
+from sharding.rules import num_shards
 
 NUM_TOP = max(MAX_LOGPROBS, 2 * MAX_BEAM_WIDTH)  # most likely tokens that `score` returns
 Weights = tuple[jax.Array, ...]
@@ -39,29 +42,34 @@ class StepModel(NamedTuple):
     """The model as a step sees it: functions to compile, and weights to call them with.
 
     Attributes:
-      frame: Weights of the embedding, last norm and logits.
+      embed_weights: Weights of the embedding; none where an earlier stage has it.
+      logits_weights: Weights of the last norm and the logits; none where a later stage has them.
       segments: The layers in order.
-      embed: (frame, token_ids [T], positions [T]) -> hidden [T, M].
+      embed: (embed_weights, token_ids [T], positions [T]) -> hidden [T, M].
       run_layers: For each kind, (weights, hidden [T, M], batch, caches) -> (hidden [T, M], caches).
-      logits: (frame, hidden [T, M], indices [R]) -> float32 logits [R, V].
+      logits: (logits_weights, hidden [T, M], indices [R]) -> float32 logits [R, V].
     """
 
-    frame: Weights
+    embed_weights: Weights
+    logits_weights: Weights
     segments: tuple[Segment, ...]
     embed: Callable[[Weights, jax.Array, jax.Array], jax.Array]
     run_layers: tuple[LayerRunner, ...]
     logits: Callable[[Weights, jax.Array, jax.Array], jax.Array]
 
 
-def split_model(model: CausalLM, layers_per_segment: int) -> StepModel:
+def split_model(model: CausalLM, layers_per_segment: int, part: ModelPart | None = None) -> StepModel:
     """Splits a model into weights and functions.
 
     Args:
-      model: With real arrays as weights.
+      model: With arrays, or jax.ShapeDtypeStruct with shardings, as the weights that it holds.
       layers_per_segment: Layers that run as one program.
+      part: What the model is of its whole, as it was loaded; None where it is the whole.
     """
-    frame_def, frame_state = nnx.split(model.frame)
-    frame, frame_tree = jax.tree.flatten(frame_state)
+    frame = _SplitFrame(model.frame)
+    has_hidden, has_logits = (part is None or part.has_hidden), (part is None or part.has_logits)
+    embed_weights = frame.weights_of(model.frame.parts_of_hidden) if has_hidden else {}
+    logits_weights = frame.weights_of(model.frame.parts_of_logits) if has_logits else {}
     kinds: dict[Any, int] = {}
     segments: list[Segment] = []
     run_layers: list[LayerRunner] = []
@@ -76,30 +84,74 @@ def split_model(model: CausalLM, layers_per_segment: int) -> StepModel:
         segments.append(Segment(kinds[graph_def], tuple(weights), len(group)))
 
     def embed(weights: Weights, token_ids: jax.Array, positions: jax.Array) -> jax.Array:
-        return _merge(frame_def, frame_tree, weights).hidden(token_ids, positions)
+        return frame.merge(zip(embed_weights, weights, strict=True)).hidden(token_ids, positions)
 
     def logits(weights: Weights, hidden: jax.Array, indices: jax.Array) -> jax.Array:
-        return _merge(frame_def, frame_tree, weights).logits(hidden[indices])
+        return frame.merge(zip(logits_weights, weights, strict=True)).logits(hidden[indices])
 
-    return StepModel(tuple(frame), tuple(segments), embed, tuple(run_layers), logits)
-
-
-def sample(logits: jax.Array, batch: SamplingBatch) -> jax.Array:
-    """Draws one token a row of logits: [R, V]; returns [R] int32."""
-    with jax.named_scope("sample"):
-        return sampler.sample(logits, batch)
-
-
-def score(logits: jax.Array, token_ids: jax.Array) -> sampler.ScoredTokens:
-    """Scores token_ids: [R] under logits: [R, V], with the NUM_TOP most likely tokens beside them."""
-    with jax.named_scope("score"):
-        return sampler.score(logits, token_ids, min(NUM_TOP, logits.shape[-1]))
+    return StepModel(
+        tuple(embed_weights.values()),
+        tuple(logits_weights.values()),
+        tuple(segments),
+        embed,
+        tuple(run_layers),
+        logits,
+    )
 
 
-def add_bias(logits: jax.Array, rows: jax.Array, token_ids: jax.Array, values: jax.Array) -> jax.Array:
-    """Adds values: [C] to the logits: [R, V] of rows: [C] and token_ids: [C]."""
-    with jax.named_scope("add_bias"):
-        return sampler.add_bias(logits, rows, token_ids, values)
+class _SplitFrame:
+    """A frame in pieces, so that it can be put together again with some of its weights alone."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._graph_def, state = nnx.split(frame)
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(state)
+        self._attributes = [str(path[0].key) for path, _ in paths]
+        self._weights = [weight for _, weight in paths]
+        self._absent = [jax.ShapeDtypeStruct(weight.shape, weight.dtype) for weight in self._weights]
+
+    def weights_of(self, attributes: Sequence[str]) -> dict[int, jax.Array]:
+        """Returns the weights under these attributes of the frame, by their places."""
+        return {place: self._weights[place] for place, name in enumerate(self._attributes) if name in attributes}
+
+    def merge(self, weights: Iterable[tuple[int, jax.Array]]) -> Any:
+        """Returns the frame with these weights at these places; it can't use any others."""
+        leaves: list[Any] = list(self._absent)
+        for place, weight in weights:
+            leaves[place] = weight
+        return _merge(self._graph_def, self._tree, leaves)
+
+
+class StepSampler(NamedTuple):
+    """What is done with logits: [R, V].
+
+    Attributes:
+      sample: (logits, batch) -> [R] int32, one token a row.
+      score: (logits, token_ids [R]) -> ScoredTokens, with the NUM_TOP most likely tokens.
+      add_bias: (logits, rows [C], token_ids [C], values [C]) -> logits, the values added.
+    """
+
+    sample: Callable[[jax.Array, SamplingBatch], jax.Array]
+    score: Callable[[jax.Array, jax.Array], sampler.ScoredTokens]
+    add_bias: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def sampler_for(vocab_size: int, mesh: Mesh) -> StepSampler:
+    """Returns the sampler for logits of vocab_size tokens, which devices of the mesh may share."""
+    parts: Any = sampler if num_shards(mesh, "vocab") == 1 else ShardedSampler(vocab_size)
+
+    def sample(logits: jax.Array, batch: SamplingBatch) -> jax.Array:
+        with jax.named_scope("sample"):
+            return parts.sample(logits, batch)
+
+    def score(logits: jax.Array, token_ids: jax.Array) -> sampler.ScoredTokens:
+        with jax.named_scope("score"):
+            return parts.score(logits, token_ids, min(NUM_TOP, vocab_size))
+
+    def add_bias(logits: jax.Array, rows: jax.Array, token_ids: jax.Array, values: jax.Array) -> jax.Array:
+        with jax.named_scope("add_bias"):
+            return parts.add_bias(logits, rows, token_ids, values)
+
+    return StepSampler(sample, score, add_bias)
 
 
 def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.Array) -> LayerCache:

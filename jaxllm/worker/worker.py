@@ -1,5 +1,6 @@
-"""Worker: one mesh slice. Starts everything on it in order, then runs steps."""
+"""Worker: one mesh. Starts everything on it in order, then runs steps."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
@@ -8,36 +9,60 @@ from jax.sharding import Mesh
 
 from jaxllm.config import EngineConfig
 from jaxllm.exceptions import ConfigError, DeviceError
-from jaxllm.intmath import cdiv
 from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
 from jaxllm.model_loader.loader import load_model
-from jaxllm.worker.buckets import max_num_draws, pick_bucket, token_ladder
-from jaxllm.worker.cache_engine import CacheEngine, block_size_of, layer_spec, needs_profile
+from jaxllm.models.causal_lm import CausalLM, ModelPart, model_parts
+from jaxllm.quantization import SCHEMES
+from jaxllm.worker.buckets import pick_bucket
+from jaxllm.worker.cache_engine import (
+    BlockCounts,
+    CacheEngine,
+    block_size_of,
+    count_blocks,
+    layer_spec,
+    layout_of,
+    needs_profile,
+)
 from jaxllm.worker.compile_counter import CompileCounter
 from jaxllm.worker.input_batch import InputBatch
+from jaxllm.worker.kv_calibration import calibrate_cache
 from jaxllm.worker.memory_profile import MemoryProfile, dummy_batch_lens
 from jaxllm.worker.model_runner import ModelRunner
+from jaxllm.worker.number_formats import describe_formats
+from jaxllm.worker.padding_cost import padding_costs
+from jaxllm.worker.pipeline import Pipeline, Stage
+from jaxllm.worker.plan import cache_dtype_of, hidden_dtype_of, layers_per_segment, program_shapes
 from jaxllm.worker.programs import ProgramShapes, list_programs
+from jaxllm.worker.stage_exchange import StageExchange
 from jaxllm.worker.step_fn import StepModel, split_model
 from jaxllm.worker.warmup import compile_programs, enable_compile_cache, measure_activations
 from pallas_kernels import describe_backends
 from pallas_kernels.backends import choose_backend
 from pallas_kernels.paged_attention.block_sizes import check_block_tables
-from sharding.mesh import make_mesh
+from sharding.exchange import agree_on_min
+from sharding.mesh import is_mine, make_mesh, stage_meshes
 
 _logger = get_logger(__name__)
+_ANY_NUMBER = 2**31 - 1  # of blocks: the processes that know agree on fewer
 
 
 class Worker:
     """Owns the devices, the weights, the KV cache and the compiled programs.
 
-    Call `initialize` once, then `execute_model` step after step.
+    Call `initialize` once, then `execute_model` step after step. Where its devices belong to several processes, each
+    has a Worker, and all make the same calls in the same order.
+
+    Args:
+      config: The engine's configuration.
+      devices: What the model is on, tensor_parallel_size x pipeline_parallel_size devices, stage after stage; None
+        takes the data parallel replica's share of those that JAX has.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, devices: Sequence[jax.Device] | None = None) -> None:
         self._config = config
+        self._devices = devices
         self._model_runner: ModelRunner | None = None
 
     def initialize(self) -> KVCacheInfo:
@@ -45,7 +70,8 @@ class Worker:
 
         Raises:
           ModelLoadError: The checkpoint is damaged or doesn't fit its config.
-          ConfigError: The KV cache doesn't fit in memory, or its block tables not in a TPU's.
+          ConfigError: There are too few devices, the KV cache doesn't fit in memory, or its block tables not in a
+            TPU's.
           DeviceError: A device is absent, held by another process, or out of memory.
         """
         enable_compile_cache()
@@ -57,47 +83,95 @@ class Worker:
 
     def _initialize(self, platform: str) -> KVCacheInfo:
         config, scheduler = self._config, self._config.scheduler
-        mesh = make_mesh(jax.local_devices()[:1])
+        mesh = make_mesh(_mesh_devices(config, self._devices), config.parallel.pipeline_parallel_size)
         dtype = _compute_dtype(config.dtype, platform)
-        # XLA:CPU computes element by element in float32 anyway; converting back and forth would cost more.
-        hidden_dtype = jnp.dtype(jnp.float32) if platform == "cpu" else dtype
-        device_kind = mesh.devices.ravel()[0].device_kind
-        _logger.info("%s, %s, compute dtype %s, %s", platform, device_kind, dtype.name, describe_backends())
+        hidden_dtype = hidden_dtype_of(dtype, platform)
+        cache_dtype = cache_dtype_of(config, hidden_dtype)
         _check_block_tables(config, platform)
-        layers_per_segment = 1 if platform == "cpu" else config.model.num_hidden_layers
-        model = split_model(load_model(config, mesh, dtype, hidden_dtype), layers_per_segment)
-        ladder = token_ladder(scheduler.max_num_batched_tokens, platform)
-        shapes = ProgramShapes(
-            ladder=ladder,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_draws=max_num_draws(scheduler.max_num_seqs, platform),
-            blocks_per_seq=cdiv(scheduler.max_model_len, block_size_of(config, platform)),
-            vocab_size=config.model.vocab_size,
-            hidden_size=config.model.hidden_size,
-            dtype=hidden_dtype,
-        )
-        profile = None
-        if needs_profile(config.cache, platform):
-            # Any number of blocks does; the true one isn't known before the activations are.
-            layer = layer_spec(config, mesh, hidden_dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
-            profile = _profile_memory(config, model, layer, shapes, mesh)
-        cache_engine = CacheEngine(config, mesh, hidden_dtype, platform, profile)
-        all_programs = list_programs(model, cache_engine.caches[0], shapes, mesh)
-        programs = compile_programs(all_programs)
+        _describe(config, mesh, dtype, cache_dtype, platform)
+        shapes = program_shapes(config, platform, hidden_dtype)
+        parts = model_parts(config.model.num_hidden_layers, config.parallel.pipeline_parallel_size)
+        meshes = stage_meshes(mesh)
+        models = [
+            self._load_stage(mine, part, dtype, cache_dtype, platform) if is_mine(mine) else None
+            for mine, part in zip(meshes, parts, strict=True)
+        ]
+        counts = [
+            self._count_blocks(model, mine, shapes, cache_dtype, platform, len(part.layers))
+            for model, mine, part in zip(models, meshes, parts, strict=True)
+        ]
+        num_blocks, num_host_blocks = agree_on_min([min(column) for column in zip(*counts, strict=True)], mesh)
+        stages: list[Stage | None] = []
+        exchange = StageExchange(mesh, shapes)
+        exchange_programs = exchange.list_programs()
+        num_programs = len(exchange_programs)
+        for model, mine, part in zip(models, meshes, parts, strict=True):
+            if model is None:
+                stages.append(None)
+                continue
+            cache_engine = CacheEngine(config, mine, cache_dtype, platform, len(part.layers), num_blocks)
+            programs = list_programs(model, cache_engine.caches[0], shapes, mine)
+            stages.append(Stage(mine, model, cache_engine, compile_programs(programs)))
+            num_programs += len(programs)
+        if exchange_programs:
+            exchange.use(compile_programs(exchange_programs))
+        _logger.info("host KV cache: %d blocks", num_host_blocks)
+        block_size = block_size_of(config, platform)
         input_batch = InputBatch(
-            scheduler.max_num_seqs, shapes.max_num_draws, scheduler.max_model_len, cache_engine.block_size, ladder
+            scheduler.max_num_seqs,
+            shapes.max_num_draws,
+            scheduler.max_model_len,
+            block_size,
+            shapes.ladder,
+            num_stages=len(stages),
         )
-        self._model_runner = ModelRunner(
-            model, cache_engine, input_batch, programs, shapes.max_num_draws, CompileCounter()
-        )
+        pipeline = Pipeline(stages, exchange)
+        self._model_runner = ModelRunner(pipeline, input_batch, shapes.max_num_draws, CompileCounter())
         return KVCacheInfo(
-            cache_engine.num_blocks,
-            cache_engine.block_size,
+            num_blocks,
+            block_size,
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
-            cache_engine.num_host_blocks,
-            len(all_programs),
+            num_host_blocks,
+            num_programs,
         )
+
+    def _load_stage(
+        self, mesh: Mesh, part: ModelPart, dtype: jnp.dtype, cache_dtype: jnp.dtype, platform: str
+    ) -> StepModel:
+        model = load_model(self._config, mesh, dtype, hidden_dtype_of(dtype, platform), part)
+        if cache_dtype == jnp.int8:
+            self._calibrate(model, mesh, cache_dtype, hidden_dtype_of(dtype, platform), platform)
+        return split_model(model, layers_per_segment(self._config, platform), part)
+
+    def _calibrate(
+        self, model: CausalLM, mesh: Mesh, cache_dtype: jnp.dtype, hidden_dtype: jnp.dtype, platform: str
+    ) -> None:
+        """Measures the scales of a KV cache of int8."""
+        config = self._config
+        layer = layer_spec(config, mesh, cache_dtype, platform, num_blocks=1)
+        layout = layout_of(config, mesh, cache_dtype, platform)
+        max_len = config.scheduler.max_model_len
+        calibrate_cache(model, layout, len(layer), config.model.vocab_size, max_len, hidden_dtype)
+
+    def _count_blocks(
+        self,
+        model: StepModel | None,
+        mesh: Mesh,
+        shapes: ProgramShapes,
+        cache_dtype: jnp.dtype,
+        platform: str,
+        num_layers: int,
+    ) -> BlockCounts:
+        """Returns what fits a stage; of another process's stage, what would if memory were no matter."""
+        if model is None and needs_profile(self._config.cache, platform):
+            return BlockCounts(_ANY_NUMBER, _ANY_NUMBER)
+        profile = None
+        if model is not None and needs_profile(self._config.cache, platform):
+            # Any number of blocks does; the true one isn't known before the activations are.
+            layer = layer_spec(self._config, mesh, cache_dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
+            profile = _profile_memory(self._config, model, layer, shapes, mesh)
+        return count_blocks(self._config, mesh, cache_dtype, platform, num_layers, profile)
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Runs one step. `initialize` must have returned."""
@@ -107,6 +181,43 @@ class Worker:
     def shutdown(self) -> None:
         """Lets go of weights, KV cache and programs; their memory is free once nobody else holds them."""
         self._model_runner = None
+
+
+def _mesh_devices(config: EngineConfig, devices: Sequence[jax.Device] | None) -> Sequence[jax.Device]:
+    """Returns the devices of the mesh.
+
+    Raises:
+      ConfigError: There are too few, or too many stages for the layers.
+    """
+    parallel = config.parallel
+    available = jax.devices() if devices is None else devices
+    first = parallel.world_size * (parallel.data_parallel_rank or 0 if devices is None else 0)
+    needed = parallel.world_size * (parallel.data_parallel_size if devices is None else 1)
+    if len(available) < needed:
+        raise ConfigError(
+            f"tensor_parallel_size={parallel.tensor_parallel_size} x pipeline_parallel_size="
+            f"{parallel.pipeline_parallel_size} x data_parallel_size={parallel.data_parallel_size} needs {needed} "
+            f"devices, there are {len(available)}; set --tensor-parallel-size, --pipeline-parallel-size and "
+            "--data-parallel-size"
+            + (f", or JAX_NUM_CPU_DEVICES={needed} to try it on CPU" if available[0].platform == "cpu" else "")
+        )
+    if parallel.pipeline_parallel_size > config.model.num_hidden_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size must be at most {config.model.num_hidden_layers}, the model's layers, "
+            f"got {parallel.pipeline_parallel_size}; set --pipeline-parallel-size"
+        )
+    return available[first : first + parallel.world_size]
+
+
+def _describe(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, cache_dtype: jnp.dtype, platform: str) -> None:
+    device_kind = mesh.devices.ravel()[0].device_kind
+    _logger.info("%s, %s, compute dtype %s, %s", platform, device_kind, dtype.name, describe_backends())
+    if mesh.size > 1:
+        _logger.info("mesh: %s", ", ".join(f"{name} {size}" for name, size in mesh.shape.items()))
+    for line in describe_formats(SCHEMES.get(config.quantization or ""), cache_dtype, mesh.devices.ravel()[0]):
+        _logger.info("%s", line)
+    for line in padding_costs(config.model, config.parallel.tensor_parallel_size):
+        _logger.info("%s", line)
 
 
 def _check_block_tables(config: EngineConfig, platform: str) -> None:
@@ -134,7 +245,7 @@ def _profile_memory(
         size,
     )
     num_activation_bytes = measure_activations(list_programs(model, layer, replace(shapes, ladder=(size,)), mesh))
-    total_bytes, used_bytes = _device_memory()
+    total_bytes, used_bytes = _device_memory(mesh)
     return MemoryProfile(
         total_bytes=total_bytes,
         utilization=config.cache.gpu_memory_utilization,
@@ -156,10 +267,10 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
-def _device_memory() -> tuple[int, int]:
-    """Returns the first device's (total, used) bytes; zeros where it doesn't say."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
+def _device_memory(mesh: Mesh) -> tuple[int, int]:
+    """Returns a device's (total, used) bytes, the least and the most of this process's; zeros where they don't say."""
+    stats = [device.memory_stats() or {} for device in mesh.local_devices]
+    return min(each.get("bytes_limit", 0) for each in stats), max(each.get("bytes_in_use", 0) for each in stats)
 
 
 def _compute_dtype(name: str, platform: str) -> jnp.dtype:

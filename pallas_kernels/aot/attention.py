@@ -14,7 +14,7 @@ from pallas_kernels.aot.targets import GpuTarget, TpuTarget
 from pallas_kernels.paged_attention import KVLayout, paged_attention
 from pallas_kernels.paged_attention.block_sizes import AttentionKey, find_tile_sizes
 from pallas_kernels.paged_attention.tpu import paged_attention_tpu
-from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, prefill_config
+from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, padded_group, prefill_config
 from pallas_kernels.paged_attention.tpu_prefill import heads_at_a_time
 
 
@@ -107,6 +107,7 @@ class _Walk(NamedTuple):
     tiles: int
     parts: int  # of the tiles: as much context as is computed at a time
     masked: int  # of the parts: not every query sees all of it
+    masked_steps: int  # into which these are cut
     blocks: int  # copied
 
 
@@ -127,7 +128,7 @@ def _rows(shape: AttentionShape, query_tile: int, *, is_decode: bool) -> list[_R
 def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tuple[Work, dict[str, Trips]]:
     options: dict[str, Any] = {
         "num_kv_heads": shape.heads.num_kv_heads,
-        "group": shape.heads.num_heads // shape.heads.num_kv_heads,
+        "group": padded_group(shape.heads.num_heads // shape.heads.num_kv_heads),
         "head_dim": shape.heads.head_dim,
         "block_size": shape.block_size,
         "table_width": shape.blocks_per_seq,
@@ -146,7 +147,8 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tupl
         "prefill": _walk(prefill, _rows(shape, prefill.query_tile, is_decode=False)),
     }
     bodies = {name: (walk.rows, walk.tiles, walk.parts) for name, walk in walks.items()}
-    masked = walks["prefill"].masked / max(walks["prefill"].parts, 1)
+    num_parts = max(walks["prefill"].parts, 1)
+    masked, whole = walks["prefill"].masked_steps / num_parts, 1 - walks["prefill"].masked / num_parts
     copies = {name: walk.blocks / max(walk.tiles, 1) for name, walk in walks.items()}
     trips = {
         "paged_attention_decode": Trips(bodies["decode"], copies["decode"]),
@@ -154,7 +156,7 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tupl
         "paged_attention_prefill": Trips(
             (*bodies["prefill"], walks["prefill"].parts * (prefill.num_kv_heads // heads_at_a_time(prefill))),
             copies["prefill"],
-            arms=(masked, 1 - masked),
+            arms=(masked, whole),
         ),
     }
     main = decode if walks["decode"].parts > walks["prefill"].parts else prefill
@@ -172,7 +174,7 @@ def _tpu_plan(shape: AttentionShape, layout: KVLayout, sizes: TileSizes) -> tupl
 
 def _walk(config: TpuConfig, rows: list[_Row]) -> _Walk:
     """Follows tpu_pipeline.py and, for masks, tpu_prefill.py."""
-    tiles = parts = masked = blocks = 0
+    tiles = parts = masked = masked_steps = blocks = 0
     for row in rows:
         row_blocks = math.ceil(row.end / config.block_size) - row.first_block
         blocks += row_blocks
@@ -183,8 +185,10 @@ def _walk(config: TpuConfig, rows: list[_Row]) -> _Walk:
             is_whole = first_key + config.compute_tokens - 1 <= first_query
             if config.sliding_window is not None:
                 is_whole &= first_key > first_query + config.query_tile - 1 - config.sliding_window
-            masked += not is_whole
-    return _Walk(len(rows), tiles, parts, masked, blocks)
+            if not is_whole:
+                masked += 1
+                masked_steps += math.ceil(min(row.end - first_key, config.compute_tokens) / config.masked_tokens)
+    return _Walk(len(rows), tiles, parts, masked, masked_steps, blocks)
 
 
 def _gpu_plan(shape: AttentionShape, layout: KVLayout) -> tuple[Work, dict[str, Trips]]:

@@ -42,7 +42,7 @@ class MainLoop(NamedTuple):
 
 
 def find_main_loop(schedule: Schedule, trips: Trips) -> MainLoop:
-    """Finds the loop with the most cycles in all by a kernel's trip counts.
+    """Finds the loop with the most matrix products, or without any the most cycles, in all by a kernel's trip counts.
 
     Loops that run once a pass may be missing in the program: the compiler dissolves them.
 
@@ -52,11 +52,11 @@ def find_main_loop(schedule: Schedule, trips: Trips) -> MainLoop:
 
     once = [index for index, runs in enumerate(trips.bodies) if runs == (trips.bodies[index - 1] if index else 1)]
 
-    def weight(path: tuple[Loop, ...]) -> tuple[float, int, int]:
+    def weight(path: tuple[Loop, ...]) -> tuple[float, float, int, int]:
         """At most as many loops are missing as may be."""
-        cycles = schedule.use(path[-1]).cycles
+        use = schedule.use(path[-1])
         runs = trips.bodies[min(len(path) + len(once), len(trips.bodies)) - 1]
-        return runs * cycles, len(path), cycles
+        return runs * use.cycles * use.mxu_busy, runs * use.cycles, len(path), use.cycles
 
     paths = [path for path in schedule.paths() if len(path) <= len(trips.bodies)]
     path = max(paths, key=weight, default=())

@@ -1,6 +1,9 @@
 """The chips that kernels are compiled for and what they can do, one TensorCore or one GPU at a time."""
 
+import argparse
 import dataclasses
+import importlib.util
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,3 +122,23 @@ GPU_TARGETS = {
     )
 }
 TARGETS: dict[str, TpuTarget | GpuTarget] = {**TPU_TARGETS, **GPU_TARGETS}
+
+
+def parse_targets(text: str) -> list[str]:
+    """Reads names with commas between them.
+
+    Raises:
+      argparse.ArgumentTypeError: for a name that is no target.
+    """
+    names = list(dict.fromkeys(text.split(",")))
+    unknown = [name for name in names if name not in TARGETS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"must be some of {', '.join(TARGETS)}, got {unknown[0]!r}")
+    return names
+
+
+def missing_packages(targets: Sequence[str]) -> str:
+    """Names the compilers that aren't installed; empty if all are."""
+    needed = {"libtpu": list(TPU_TARGETS), "triton": list(GPU_TARGETS)}
+    used = [package for package, names in needed.items() if any(target in names for target in targets)]
+    return " and ".join(package for package in used if importlib.util.find_spec(package) is None)

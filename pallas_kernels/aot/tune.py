@@ -15,12 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pallas_kernels.aot.__main__ import missing_packages, parse_targets
 from pallas_kernels.aot.attention import attention_key
 from pallas_kernels.aot.shapes import ATTENTION_SHAPES, DECODE_64, PREFILL, AttentionShape
-from pallas_kernels.aot.targets import TPU_TARGETS
+from pallas_kernels.aot.targets import TPU_TARGETS, missing_packages, parse_targets
 from pallas_kernels.aot.workers import RowKey, compile_rows
-from pallas_kernels.paged_attention.block_sizes import TABLE_PATH
+from pallas_kernels.paged_attention.block_sizes import TABLE_PATH, default_sizes
 from pallas_kernels.paged_attention.tpu_config import TileSizes
 
 _MIB = 1 << 20
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             RowKey(_KERNEL, shape.name, target, dataclasses.astuple(sizes))
             for shape in shapes
             for target in targets
-            for sizes in candidates(chosen.get((target, str(attention_key(shape))), TileSizes()))
+            for sizes in candidates(chosen.get((target, str(attention_key(shape))), default_sizes(target)))
         ]
         print(f"{name}: {len(keys)} candidates", file=sys.stderr)
         answers = dict(compile_rows(keys, os.cpu_count() or 1))
@@ -67,19 +66,21 @@ def distinct_shapes(batch: str) -> list[AttentionShape]:
 
 
 def decode_candidates(start: TileSizes) -> list[TileSizes]:
-    """Lists sizes to try in decode."""
-    sizes = itertools.product((4 * _MIB, 8 * _MIB), (512, 1024, 2048))
-    return [dataclasses.replace(start, kv_buffer_bytes=copied, decode_tokens=tokens) for copied, tokens in sizes]
+    """Lists sizes to try in decode: few tokens at a time where registers are short, many where nothing else is."""
+    return [dataclasses.replace(start, decode_tokens=tokens) for tokens in (256, 1024, 2048)]
 
 
 def prefill_candidates(start: TileSizes) -> list[TileSizes]:
-    """Lists sizes to try in prefill, with the buffers that decode wants."""
-    sizes = itertools.product((512, 1024, 2048), (512, 1024))
-    return [dataclasses.replace(start, prefill_rows=rows, prefill_tokens=tokens) for rows, tokens in sizes]
+    """Lists sizes to try in prefill, beside what decode chose."""
+    sizes = ((256, 16), (512, 8))
+    return [dataclasses.replace(start, row_block=rows, prefill_units=units) for rows, units in sizes]
 
 
 def choose(answers: Answers, shape: str, target: str) -> TileSizes | None:
-    """Returns the fastest sizes of those that compiled within half of VMEM, without spills if there are such."""
+    """Returns the fastest sizes of those that compiled within half of VMEM, without spills if there are such.
+
+    Of those that wait for memory all alike the one with the least to compute.
+    """
     limit = TPU_TARGETS[target].vmem_bytes // 2
     fitting = {
         key.sizes: answer["figures"]
@@ -90,7 +91,12 @@ def choose(answers: Answers, shape: str, target: str) -> TileSizes | None:
     }
     if not fitting:
         return None
-    return TileSizes(*min(fitting, key=lambda sizes: (fitting[sizes]["spills"] > 0, fitting[sizes]["estimated_us"])))
+
+    def cost(sizes: tuple[int, ...]) -> tuple[bool, float, float]:
+        figures = fitting[sizes]
+        return figures["spills"] + figures["scalar_spills"] > 0, figures["estimated_us"], figures["compute_us"]
+
+    return TileSizes(*min(fitting, key=cost))
 
 
 def _write(chosen: Mapping[tuple[str, str], TileSizes]) -> None:

@@ -4,6 +4,7 @@ The sizes come from `scripts/tune_block_sizes`, which compiles candidates for ea
 time and writes block_sizes.json. Knows no arrays and no kernel.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ TABLE_PATH = Path(__file__).with_name("block_sizes.json")
 SMEM_BYTES = 1 << 20  # of a TensorCore, v4 and newer
 _ENTRY_BYTES = 4
 _LARGER_BLOCKS = (32, 64, 128, 256)
+# What isn't tuned is from here, or TileSizes' own defaults. These two have matrix units 256 wide.
+_CHIP_SIZES = {chip: TileSizes(row_block=512, prefill_units=8, sums_by_products=1) for chip in ("v6e", "tpu7x")}
 
 
 class AttentionKey(NamedTuple):
@@ -40,9 +43,14 @@ def find_tile_sizes(chip: str | None, key: AttentionKey) -> TileSizes:
       key: The attention.
 
     Returns:
-      The defaults if that was never tuned.
+      The chip's defaults if that was never tuned.
     """
-    return TileSizes(**_read_table().get(chip or "", {}).get(str(key), {}))
+    return dataclasses.replace(default_sizes(chip), **_read_table().get(chip or "", {}).get(str(key), {}))
+
+
+def default_sizes(chip: str | None) -> TileSizes:
+    """Returns the sizes for what isn't tuned."""
+    return _CHIP_SIZES.get(chip or "", TileSizes())
 
 
 def check_block_tables(num_seqs: int, max_model_len: int, block_size: int) -> None:

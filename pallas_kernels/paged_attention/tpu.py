@@ -20,6 +20,7 @@ from pallas_kernels.paged_attention.tpu_config import (
     TileSizes,
     TpuConfig,
     decode_config,
+    padded_group,
     prefill_config,
 )
 from pallas_kernels.paged_attention.tpu_pipeline import Batch, Buffers, run
@@ -47,10 +48,11 @@ def paged_attention_tpu(
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = num_kv_heads_of((kv,), head_dim)
+    group = num_heads // num_kv_heads
     key = AttentionKey(kv.dtype.name, num_heads, num_kv_heads, head_dim, block_size=kv.shape[2])
     options: dict[str, Any] = {
         "num_kv_heads": num_kv_heads,
-        "group": num_heads // num_kv_heads,
+        "group": padded_group(group),
         "head_dim": head_dim,
         "block_size": kv.shape[2],
         "table_width": block_tables.shape[1],
@@ -64,14 +66,19 @@ def paged_attention_tpu(
         "sizes": sizes or find_tile_sizes(_chip(), key),
     }
     decode, prefill = decode_config(**options), prefill_config(**options)
-    padded = jnp.pad(q, ((0, 0), (0, 0), (0, decode.width - head_dim)))  # [T, H, W]
-    batch = Batch(block_tables.reshape(-1), seq_lens, query_start_loc)
+    more_heads, batch = decode.group - group, Batch(block_tables.reshape(-1), seq_lens, query_start_loc)
+    padding = ((0, 0), (0, 0), (0, more_heads), (0, decode.width - head_dim))
+    padded = jnp.pad(q.reshape(num_tokens, num_kv_heads, group, head_dim), padding)
+    padded = padded.reshape(num_tokens, decode.num_heads, decode.width)
+    if sinks is not None:
+        sinks = jnp.pad(sinks.reshape(num_kv_heads, group), ((0, 0), (0, more_heads))).reshape(-1)
     call = functools.partial(_call, batch=batch, q=padded, kv=kv, sinks=sinks, interpret=interpret)
     out = call(decode, tpu_decode, out=None)
     if num_tokens > 1:
         out = call(prefill, tpu_prefill, out=out)
     first_lane = LANES // 2 if decode.planes_per_head == 1 else 0
-    return out[:, :, first_lane : first_lane + head_dim]
+    out = out.reshape(num_tokens, num_kv_heads, decode.group, decode.width)
+    return out[:, :, :group, first_lane : first_lane + head_dim].reshape(q.shape)
 
 
 def _chip() -> str | None:

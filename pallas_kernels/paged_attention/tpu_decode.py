@@ -15,7 +15,7 @@ from pallas_kernels.paged_attention.flash import HIDDEN, LOWEST, cap_scores, fla
 from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
-from pallas_kernels.paged_attention.tpu_tile import clear_tail, divide, load_keys, load_values, multiply
+from pallas_kernels.paged_attention.tpu_tile import Blocks, clear_tail, load_keys, load_values, multiply
 
 ROWS = 8
 
@@ -56,22 +56,22 @@ def make_compute(
         total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0 / LANES)
         weighted[...] = jnp.zeros_like(weighted)
 
-    def multiply_keys(kv: jax.Array, index: jax.Array, first: int) -> jax.Array:
+    def multiply_keys(kv: jax.Array, blocks: Blocks, first: int) -> jax.Array:
         """Returns the products of ROWS queries with the keys of their KV heads: [ROWS, compute_tokens]."""
         rows = queries[first : first + ROWS]
         products = [
-            multiply(config, rows, load_keys(config, kv, index, head), transpose=True)
+            multiply(config, rows, load_keys(config, kv, blocks, head), transpose=True)
             for head in _heads_of(config, first)
         ]
         return _pick(config, first, products)
 
-    def add_values(kv: jax.Array, index: jax.Array, first: int, scores: jax.Array) -> None:
+    def add_values(kv: jax.Array, blocks: Blocks, first: int, scores: jax.Array) -> None:
         """Adds the values to the weighted sums of ROWS queries."""
         rows = slice(first, first + ROWS)
         step = flash_step(scores, maximum[rows], total[rows])
         weights = step.weights.astype(config.compute_dtype)
         products = [
-            multiply(config, weights, load_values(config, kv, index, head)) for head in _heads_of(config, first)
+            multiply(config, weights, load_values(config, kv, blocks, head)) for head in _heads_of(config, first)
         ]
         shrunk = weighted[rows] * widen(step.shrink, config.width)
         weighted[rows] = shrunk + _pick(config, first, products)
@@ -85,22 +85,23 @@ def make_compute(
             keys = tile.first_key + index * config.compute_tokens + iota
             visible = is_visible(keys, tile.first_query, config.sliding_window)
             chunks = range(0, num_rows, ROWS)
-            ahead = multiply_keys(kv, index, chunks[0])
+            blocks = Blocks(index * config.compute_blocks, config.compute_blocks)
+            ahead = multiply_keys(kv, blocks, chunks[0])
             for first in chunks:
                 products = ahead
                 if first + ROWS < num_rows:  # the matrix unit goes on while this chunk's softmax is computed
-                    ahead = multiply_keys(kv, index, first + ROWS)
+                    ahead = multiply_keys(kv, blocks, first + ROWS)
                 scores = cap_scores(products, config.logit_soft_cap)
-                add_values(kv, index, first, jnp.where(visible, scores, HIDDEN))
+                add_values(kv, blocks, first, jnp.where(visible, scores, HIDDEN))
 
         num_parts = (tile.num_keys + config.compute_tokens - 1) // config.compute_tokens
         jax.lax.fori_loop(0, num_parts, part, None)
 
     def finish(out: jax.Array) -> None:
-        result = divide(weighted[...], total[...], config.v_scale)
+        result = weighted[...] * (config.v_scale / jnp.sum(total[...], axis=1, keepdims=True))
         out[0] = result[:num_heads].astype(out.dtype)
 
-    return Compute(start, compute, finish)
+    return Compute(lambda: None, start, compute, finish)
 
 
 def _num_rows(config: TpuConfig) -> int:

@@ -53,6 +53,7 @@ class Tile(NamedTuple):
 class Compute(NamedTuple):
     """The attention itself, on refs in VMEM. `start` comes before a row's first tile and `finish` after its last."""
 
+    reset: Callable[[], None]  # once, before the first row; none of it where there is no row
     start: Callable[[Any], None]  # (query buffer of the row)
     tile: Callable[[Tile, Any], None]  # (tile, its KV buffer [blocks, planes, P, 128])
     finish: Callable[[Any], None]  # (result buffer of the row)
@@ -163,6 +164,7 @@ def run(config: TpuConfig, batch: Batch, q: Any, kv: Any, out: Any, buffers: Buf
     def start_first() -> None:
         copy_q(first_row, zero).start()
         start_kv(first_row, zero, zero)
+        compute.reset()
 
     carry = (first_row, zero, zero, zero)
     _, number, _, before = jax.lax.while_loop(lambda carry: carry[0].seq < num_seqs, run_row, carry)

@@ -2,6 +2,9 @@
 
 One KV head after another. Its rows are the tile's queries times the heads of its group, taken _row_block at a time. The
 products of one block with the keys are computed beside the softmax of the block before.
+
+The weights are added up by the vector unit, or by the matrix unit with 128 columns of ones beside the values
+(TileSizes.sums_by_products). Then all lanes of `total` are alike; else they add up to the sum.
 """
 
 from typing import Any
@@ -16,6 +19,7 @@ from pallas_kernels.paged_attention.kv_layout import LANES
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 from pallas_kernels.paged_attention.tpu_pipeline import Compute, Tile
 from pallas_kernels.paged_attention.tpu_rows import (
+    chunks,
     load_rows,
     scratch_shape,
     spread_heads,
@@ -24,10 +28,9 @@ from pallas_kernels.paged_attention.tpu_rows import (
     token_of_rows,
     unstage_results,
 )
-from pallas_kernels.paged_attention.tpu_tile import clear_tail, divide, load_keys, load_values, multiply
+from pallas_kernels.paged_attention.tpu_tile import Blocks, clear_tail, load_keys, load_values, multiply
 
-_MAX_ROW_BLOCK = 256
-_MAX_UNITS = 8  # row blocks of KV heads whose code stands in one stretch, for the compiler to overlap
+_MASKED_ROW_BLOCK = 256  # at most: masks take registers
 
 
 def scratch_shapes(config: TpuConfig) -> list[Any]:
@@ -59,20 +62,28 @@ def make_compute(
 ) -> Compute:
     """Returns the attention on these refs, which are scratch_shapes'."""
     num_rows = config.query_tile * config.group
-    row_block = _row_block(num_rows)
+    row_block, masked_row_block = _row_block(config), _row_block(config, _MASKED_ROW_BLOCK)
     num_groups = config.num_kv_heads // heads_at_a_time(config)
+    has_sums = _has_sums(config)
+    first_total = 0.0 if sinks is None else 1.0 if has_sums else 1.0 / LANES
+
+    def reset() -> None:
+        for head in range(config.num_kv_heads):
+            weighted[head] = jnp.zeros_like(weighted[head])
+            reset_columns(head)
+
+    def reset_columns(head: int) -> None:
+        lowest = jnp.full_like(maximum[head], LOWEST)
+        maximum[head] = lowest if sinks is None else spread_heads(config, sinks[head])
+        total[head] = jnp.full_like(total[head], first_total)
 
     def start(q: jax.Array) -> None:
         stage_queries(config, q, words)
         for head in range(config.num_kv_heads):
-            scaled = load_rows(config, q, words, head) * query_scale(config.scale, config.logit_soft_cap)
-            queries[head] = scaled.astype(config.compute_dtype)
-            if sinks is not None:
-                maximum[head] = spread_heads(config, sinks[head])
-        if sinks is None:
-            maximum[...] = jnp.full_like(maximum, LOWEST)
-        total[...] = jnp.full_like(total, 0.0 if sinks is None else 1.0 / LANES)
-        weighted[...] = jnp.zeros_like(weighted)
+            for chunk in chunks(config):
+                loaded = load_rows(config, q, words, head, chunk)
+                scaled = loaded * query_scale(config.scale, config.logit_soft_cap)
+                queries[head, chunk] = scaled.astype(config.compute_dtype)
 
     def compute(tile: Tile, kv: Any) -> None:
         clear_tail(config, kv, tile.num_keys)
@@ -82,61 +93,103 @@ def make_compute(
             is_whole = first_key + config.compute_tokens - 1 <= tile.first_query
             if config.sliding_window is not None:
                 is_whole &= first_key > tile.first_query + config.query_tile - 1 - config.sliding_window
-            for masked in (True, False):  # most parts are seen by every query: no masks there
+            # Most parts are seen by every query and need no mask. Of the others some keys are seen by none.
+            num_seen = jnp.minimum(tile.num_keys - index * config.compute_tokens, config.compute_tokens)
+            num_masked = pl.cdiv(num_seen, config.masked_tokens)
 
-                @pl.when(is_whole != masked)
-                def _(masked: bool = masked) -> None:
-                    mask = (first_key, tile.first_query) if masked else None
-                    jax.lax.fori_loop(0, num_groups, lambda group, _: some_heads(kv, index, group, mask), None)
+            @pl.when(~is_whole)
+            def masked() -> None:
+                def step(step: jax.Array, _: None) -> None:
+                    number, group = step // num_groups, step % num_groups
+                    offset = number * config.masked_blocks
+                    blocks = Blocks(index * config.compute_blocks + offset, config.masked_blocks)
+                    mask = (first_key + offset * config.block_size, tile.first_query)
+                    some_heads(kv, blocks, group, mask)
+
+                jax.lax.fori_loop(0, num_masked * num_groups, step, None)
+
+            @pl.when(is_whole)
+            def whole() -> None:
+                blocks = Blocks(index * config.compute_blocks, config.compute_blocks)
+                jax.lax.fori_loop(0, num_groups, lambda group, _: some_heads(kv, blocks, group, None), None)
 
         num_parts = (tile.num_keys + config.compute_tokens - 1) // config.compute_tokens
         jax.lax.fori_loop(0, num_parts, part, None)
 
-    def some_heads(kv: Any, index: jax.Array, group: jax.Array, mask: tuple[jax.Array, jax.Array] | None) -> None:
-        """Computes heads_at_a_time KV heads against a part of the tile."""
+    def some_heads(kv: Any, blocks: Blocks, group: jax.Array, mask: tuple[jax.Array, jax.Array] | None) -> None:
+        """Computes heads_at_a_time KV heads against some blocks of the tile."""
         at_a_time = config.num_kv_heads // num_groups
         heads = [group * at_a_time + number for number in range(at_a_time)]
-        units = [(head, slice(first, first + row_block)) for head in heads for first in range(0, num_rows, row_block)]
-        ahead = multiply_keys(kv, index, *units[0])
+        size = row_block if mask is None else masked_row_block
+        units = [(head, slice(first, first + size)) for head in heads for first in range(0, num_rows, size)]
+        ahead = multiply_keys(kv, blocks, *units[0])
         for (head, rows), following in zip(units, [*units[1:], None], strict=True):
             products = ahead
             if following is not None:  # the matrix unit goes on while this unit's softmax is computed
-                ahead = multiply_keys(kv, index, *following)
+                ahead = multiply_keys(kv, blocks, *following)
             scores = cap_scores(products, config.logit_soft_cap)
             if mask is not None:
-                scores = jnp.where(_visible(config, rows, *mask), scores, HIDDEN)
-            step = flash_step(scores, maximum[head, rows], total[head, rows])
-            weights, values = step.weights.astype(config.compute_dtype), load_values(config, kv, index, head)
-            shrunk = weighted[head, rows] * widen(step.shrink, config.width)
-            weighted[head, rows] = shrunk + multiply(config, weights, values)
-            maximum[head, rows], total[head, rows] = step.maximum, step.total
+                scores = jnp.where(_visible(config, rows, scores.shape[1], *mask), scores, HIDDEN)
+            add_values(load_values(config, kv, blocks, head), scores, head, rows)
 
-    def multiply_keys(kv: Any, index: jax.Array, head: jax.Array, rows: slice) -> jax.Array:
-        return multiply(config, queries[head, rows], load_keys(config, kv, index, head), transpose=True)
+    def multiply_keys(kv: Any, blocks: Blocks, head: jax.Array, rows: slice) -> jax.Array:
+        return multiply(config, queries[head, rows], load_keys(config, kv, blocks, head), transpose=True)
+
+    def add_values(values: jax.Array, scores: jax.Array, head: jax.Array, rows: slice) -> None:
+        """Adds the values to the weighted sums of some rows."""
+        step = flash_step(scores, maximum[head, rows], total[head, rows])
+        weights = step.weights.astype(config.compute_dtype)
+        if has_sums:
+            values = jnp.concatenate([values, jnp.ones_like(values)], axis=1)
+        products = multiply(config, weights, values)
+        weighted[head, rows] = weighted[head, rows] * widen(step.shrink, config.width) + products[:, : config.width]
+        maximum[head, rows] = step.maximum
+        if has_sums:
+            total[head, rows] = total[head, rows] * step.shrink + products[:, config.width :]
+        else:
+            total[head, rows] = step.total
 
     def finish(out: jax.Array) -> None:
         for head in range(config.num_kv_heads):
-            result = divide(weighted[head], total[head], config.v_scale)
-            store_rows(config, out, words, head, result)
+            for chunk in chunks(config):
+                sums = total[head, chunk]
+                if not has_sums:
+                    sums = jnp.sum(sums, axis=1, keepdims=True)
+                result = weighted[head, chunk] * (config.v_scale / sums)
+                store_rows(config, out, words, head, chunk, result)
+                weighted[head, chunk] = jnp.zeros_like(result)
+            reset_columns(head)
         unstage_results(config, out, words)
 
-    return Compute(start, compute, finish)
+    return Compute(reset, start, compute, finish)
 
 
-def _visible(config: TpuConfig, rows: slice, first_key: jax.Array, first_query: jax.Array) -> jax.Array:
-    """Returns which keys of a part these rows of a tile see: [R, compute_tokens]."""
-    position = widen(first_query + token_of_rows(config, rows, LANES), config.compute_tokens)
-    keys = first_key + jax.lax.broadcasted_iota(jnp.int32, position.shape, 1)
-    return is_visible(keys, position, config.sliding_window)
+def _visible(config: TpuConfig, rows: slice, num_keys: int, first_key: jax.Array, first_query: jax.Array) -> jax.Array:
+    """Returns which of num_keys keys these rows of a tile see: [R, num_keys].
+
+    What differs between the lane tiles is a scalar, so that a comparison is all that each register costs.
+    """
+    token = token_of_rows(config, rows, LANES)
+    offset = jax.lax.broadcasted_iota(jnp.int32, token.shape, 1) - token
+    nearest = first_query - first_key
+    return jnp.concatenate(
+        [is_visible(offset, nearest - first, config.sliding_window) for first in range(0, num_keys, LANES)], axis=1
+    )
 
 
-def _row_block(num_rows: int) -> int:
-    """Returns the largest divisor of num_rows that is a multiple of 16 and at most _MAX_ROW_BLOCK."""
-    return max(size for size in range(16, _MAX_ROW_BLOCK + 1, 16) if num_rows % size == 0)
+def _has_sums(config: TpuConfig) -> bool:
+    """Whether columns of ones beside the values add up the weights: values of one lane tile leave room for them."""
+    return bool(config.sizes.sums_by_products) and config.width == LANES
+
+
+def _row_block(config: TpuConfig, limit: int | None = None) -> int:
+    """Returns the largest divisor of a KV head's rows that is a multiple of 16, at most sizes.row_block and limit."""
+    num_rows, largest = config.query_tile * config.group, min(config.sizes.row_block, limit or config.sizes.row_block)
+    return max(size for size in range(16, max(16, largest) + 1, 16) if num_rows % size == 0)
 
 
 def heads_at_a_time(config: TpuConfig) -> int:
-    """Returns the largest divisor of K with at most _MAX_UNITS units, or 1."""
+    """Returns the largest divisor of K with at most sizes.prefill_units units, or 1."""
     num_rows = config.query_tile * config.group
-    limit = max(1, _MAX_UNITS // (num_rows // _row_block(num_rows)))
+    limit = max(1, config.sizes.prefill_units // (num_rows // _row_block(config)))
     return max(heads for heads in range(1, limit + 1) if config.num_kv_heads % heads == 0)

@@ -26,51 +26,53 @@ _CHUNK = 16  # tokens that are moved at a time
 
 
 def scratch_shape(config: TpuConfig) -> Any:
-    """Returns the memory in which words are picked by strides: [W / 128, tokens * H / pack, 128].
+    """Returns the memory in which words are picked by strides: [W / 128, tokens * stride, 128].
 
     Strided loads take 128 lanes, so that wider rows are cut.
     """
-    num_words = config.query_tile * _words_per_token(config) if _is_strided(config) else 8
+    num_words = config.query_tile * _stride(config) if _is_strided(config) else 8
     return pltpu.VMEM((config.width // LANES, num_words, LANES), jnp.uint32)
 
 
 def stage_queries(config: TpuConfig, tile: Any, words: Any) -> None:
     """Prepares the reading of tile: [tokens, H, W]. Call it before load_rows."""
     if _is_strided(config):
-        per_token = _words_per_token(config)
-        for first in range(0, config.query_tile, _CHUNK):
-            chunk = pltpu.bitcast(tile[first : first + _CHUNK], jnp.uint32)
-            _write(words, slice(first * per_token, (first + _CHUNK) * per_token), chunk.reshape(-1, config.width))
+        for tokens in _copied_tokens(config):
+            chunk = pltpu.bitcast(tile[tokens], jnp.uint32)
+            _write(words, _words_of(config, tokens), chunk.reshape(-1, config.width))
 
 
-def load_rows(config: TpuConfig, tile: Any, words: Any, head: int) -> jax.Array:
-    """Returns the queries of one KV head: [tokens * G, W] float32."""
+def chunks(config: TpuConfig) -> list[slice]:
+    """Returns which rows of a KV head are loaded and stored at a time. Fewer rows stay in registers."""
+    size = config.query_tile * (config.pack if _is_strided(config) else config.group)
+    return [slice(first, first + size) for first in range(0, config.query_tile * config.group, size)]
+
+
+def load_rows(config: TpuConfig, tile: Any, words: Any, head: int, chunk: slice) -> jax.Array:
+    """Returns the queries of one KV head in one of the chunks: [R, W] float32."""
     if not _is_strided(config):
         mine = tile[:, head * config.group : (head + 1) * config.group].astype(jnp.float32)
         return mine.reshape(-1, config.width)
-    loaded = [pltpu.bitcast(_read(words, index), config.q_dtype) for index in _word_indices(config, head)]
-    return jnp.concatenate(loaded, axis=0).astype(jnp.float32)
+    return pltpu.bitcast(_read(words, _word_index(config, head, chunk)), config.q_dtype).astype(jnp.float32)
 
 
-def store_rows(config: TpuConfig, tile: Any, words: Any, head: int, rows: jax.Array) -> None:
-    """Puts the results of one KV head: [tokens * G, W] where unstage_results finds them, or into the tile itself."""
+def store_rows(config: TpuConfig, tile: Any, words: Any, head: int, chunk: slice, rows: jax.Array) -> None:
+    """Puts the results of one KV head in one chunk where unstage_results finds them, or into the tile itself."""
     rows = rows.astype(config.q_dtype)
     if not _is_strided(config):
         mine = rows.reshape(config.query_tile, config.group, config.width)
         tile[:, head * config.group : (head + 1) * config.group] = mine
         return
-    size = config.query_tile * config.pack
-    for number, index in enumerate(_word_indices(config, head)):
-        _write(words, index, pltpu.bitcast(rows[number * size : (number + 1) * size], jnp.uint32))
+    _write(words, _word_index(config, head, chunk), pltpu.bitcast(rows, jnp.uint32))
 
 
 def unstage_results(config: TpuConfig, tile: Any, words: Any) -> None:
     """Fills tile: [tokens, H, W] with what store_rows stored for every head."""
     if _is_strided(config):
-        per_token = _words_per_token(config)
-        for first in range(0, config.query_tile, _CHUNK):
-            chunk = _read(words, slice(first * per_token, (first + _CHUNK) * per_token))
-            tile[first : first + _CHUNK] = pltpu.bitcast(chunk.reshape(_CHUNK, per_token, config.width), config.q_dtype)
+        for tokens in _copied_tokens(config):
+            chunk = _read(words, _words_of(config, tokens))
+            shape = (tokens.stop - tokens.start, _words_per_token(config), config.width)
+            tile[tokens] = pltpu.bitcast(chunk.reshape(shape), config.q_dtype)
 
 
 def token_of_rows(config: TpuConfig, rows: slice, lanes: int) -> jax.Array:
@@ -117,7 +119,28 @@ def _words_per_token(config: TpuConfig) -> int:
     return config.num_heads // config.pack
 
 
-def _word_indices(config: TpuConfig, head: int) -> list[Any]:
-    """Returns where in the words each block of a KV head's rows is."""
-    per_token, per_head = _words_per_token(config), config.group // config.pack
-    return [pl.ds(head * per_head + block, config.query_tile, per_token) for block in range(per_head)]
+def _stride(config: TpuConfig) -> int:
+    """Returns the words from one token to the next.
+
+    Memory has 32 banks, a row of 128 lanes in each; with a stride of 16 rows only two of eight rows can be loaded at
+    once, with one of 24 four.
+    """
+    per_token = _words_per_token(config)
+    return per_token + 8 if per_token % 16 == 0 else per_token
+
+
+def _copied_tokens(config: TpuConfig) -> list[slice]:
+    """Returns the tokens whose words are copied at a time: they lie one after another."""
+    size = 1 if _stride(config) > _words_per_token(config) else _CHUNK
+    return [slice(first, first + size) for first in range(0, config.query_tile, size)]
+
+
+def _words_of(config: TpuConfig, tokens: slice) -> slice:
+    first = tokens.start * _stride(config)
+    return slice(first, first + (tokens.stop - tokens.start) * _words_per_token(config))
+
+
+def _word_index(config: TpuConfig, head: int, chunk: slice) -> Any:
+    """Returns where in the words one chunk of a KV head's rows is."""
+    number = chunk.start // (config.query_tile * config.pack)
+    return pl.ds(head * (config.group // config.pack) + number, config.query_tile, _stride(config))

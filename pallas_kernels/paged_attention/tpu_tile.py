@@ -1,5 +1,7 @@
 """What decode and prefill do alike with a tile in VMEM: [blocks, planes, P, 128], see kv_layout.py."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -8,14 +10,21 @@ from pallas_kernels.paged_attention.kv_layout import LANES, piece_rows
 from pallas_kernels.paged_attention.tpu_config import TpuConfig
 
 
-def load_keys(config: TpuConfig, kv: jax.Array, index: jax.Array, head: int | jax.Array) -> jax.Array:
-    """Returns the keys of one KV head in the tile's compute part `index`: [compute_tokens, width]."""
-    return _load(config, kv, index, head, config.key_planes)
+class Blocks(NamedTuple):
+    """Some of a tile's blocks, one after another."""
+
+    first: int | jax.Array
+    num_blocks: int
 
 
-def load_values(config: TpuConfig, kv: jax.Array, index: jax.Array, head: int | jax.Array) -> jax.Array:
+def load_keys(config: TpuConfig, kv: jax.Array, blocks: Blocks, head: int | jax.Array) -> jax.Array:
+    """Returns the keys of one KV head in some blocks of the tile: [blocks * P, width]."""
+    return _load(config, kv, blocks, head, config.key_planes)
+
+
+def load_values(config: TpuConfig, kv: jax.Array, blocks: Blocks, head: int | jax.Array) -> jax.Array:
     """Returns the values like load_keys. If one plane holds both, they are in its upper lanes."""
-    return _load(config, kv, index, head, config.value_planes)
+    return _load(config, kv, blocks, head, config.value_planes)
 
 
 def clear_tail(config: TpuConfig, kv: jax.Array, num_keys: jax.Array) -> None:
@@ -26,7 +35,7 @@ def clear_tail(config: TpuConfig, kv: jax.Array, num_keys: jax.Array) -> None:
     """
     rows = piece_rows(config.block_size, kv.dtype)
     per_block = config.block_size // rows
-    computed = pl.cdiv(num_keys, config.compute_tokens) * config.compute_tokens
+    computed = pl.cdiv(num_keys, config.masked_tokens) * config.masked_tokens
 
     def clear(group: jax.Array, _: None) -> None:
         position = group * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, LANES), 0)
@@ -51,14 +60,9 @@ def multiply(config: TpuConfig, left: jax.Array, right: jax.Array, *, transpose:
     )
 
 
-def divide(weighted: jax.Array, total: jax.Array, v_scale: float) -> jax.Array:
-    """Returns the attention's result. weighted: [R, W]; total: [R, 128], whose lanes add up to the sum of weights."""
-    return weighted * (v_scale / jnp.sum(total, axis=1, keepdims=True))
-
-
-def _load(config: TpuConfig, kv: jax.Array, index: jax.Array, head: int | jax.Array, planes: range) -> jax.Array:
-    blocks = pl.ds(index * config.compute_blocks, config.compute_blocks)
+def _load(config: TpuConfig, kv: jax.Array, blocks: Blocks, head: int | jax.Array, planes: range) -> jax.Array:
     first = head * config.planes_per_head
-    parts = [kv[blocks, first + plane].reshape(config.compute_tokens, LANES) for plane in planes]
+    index = pl.ds(blocks.first, blocks.num_blocks)
+    parts = [kv[index, first + plane].reshape(blocks.num_blocks * config.block_size, LANES) for plane in planes]
     rows = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
     return rows.astype(config.compute_dtype)

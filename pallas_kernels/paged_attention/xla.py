@@ -25,7 +25,7 @@ class _Tiling(NamedTuple):
 
 # Small tiles waste less on short queries, large ones make better matrix products of long ones. A step that is too
 # small for a tiling is compiled without it.
-TILINGS = (_Tiling(2, 16, 32), _Tiling(257, 64, 128))
+TILINGS = (_Tiling(2, 16, 32), _Tiling(129, 64, 128))
 
 
 class _Options(NamedTuple):

@@ -1,9 +1,11 @@
-"""Making int8 and int4 numbers of floats. Symmetric: zero stays zero, there is no zero point."""
+"""Making int8, int4 and fp8 numbers of floats. Symmetric: zero stays zero, there is no zero point."""
 
 import jax
 import jax.numpy as jnp
 
-_LARGEST = {jnp.dtype(jnp.int8): 127.0, jnp.dtype(jnp.int4): 7.0}
+INT8 = jnp.dtype(jnp.int8)
+FP8 = jnp.dtype(jnp.float8_e4m3fn)
+_LARGEST = {INT8: 127.0, jnp.dtype(jnp.int4): 7.0, FP8: 448.0}
 
 
 def quantize_weight(weight: jax.Array, dtype: jnp.dtype, group_size: int | None = None) -> tuple[jax.Array, jax.Array]:
@@ -11,7 +13,7 @@ def quantize_weight(weight: jax.Array, dtype: jnp.dtype, group_size: int | None 
 
     Args:
       weight: [O, I] floats.
-      dtype: int8 or int4.
+      dtype: int8, int4 or float8_e4m3fn.
       group_size: Inputs that share a scale; divides I. None: all of a row.
 
     Returns:
@@ -28,9 +30,9 @@ def quantize_weight(weight: jax.Array, dtype: jnp.dtype, group_size: int | None 
     return values.reshape(weight.shape), scales[..., 0].T
 
 
-def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Quantizes each row of x: [T, I] by itself to int8. Returns [T, I] values and [T, 1] float32 scales."""
-    return _quantize(x, jnp.dtype(jnp.int8))
+def quantize_rows(x: jax.Array, dtype: jnp.dtype = INT8) -> tuple[jax.Array, jax.Array]:
+    """Quantizes each row of x: [T, I] by itself. Returns [T, I] values and [T, 1] float32 scales."""
+    return _quantize(x, dtype)
 
 
 def _quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
@@ -38,4 +40,5 @@ def _quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     x = x.astype(jnp.float32)
     largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
     scales = jnp.where(largest == 0, 1.0, largest / _LARGEST[dtype])
-    return jnp.round(x / scales).astype(dtype), scales
+    values = x / scales
+    return (values if dtype == FP8 else jnp.round(values)).astype(dtype), scales

@@ -17,8 +17,9 @@ def quantized_matmul_xla(
 ) -> jax.Array:
     """See pallas_kernels.quantized_matmul.quantized_matmul. Returns [T, O] float32."""
     if quantize_activations:
-        values, row_scales = quantize_rows(x)
-        return _integer_product(values, weight).astype(jnp.float32) * row_scales * scales
+        values, row_scales = quantize_rows(x, weight.dtype)
+        product = _integer_product if weight.dtype == jnp.int8 else _fp8_product
+        return product(values, weight).astype(jnp.float32) * row_scales * scales
     num_groups, num_outputs = scales.shape
     widened = weight.astype(jnp.float32)
     if num_groups > 1:
@@ -39,3 +40,15 @@ def _integer_product(x: jax.Array, weight: jax.Array) -> jax.Array:
     if num_tokens == 1:
         x = jnp.pad(x, ((0, 1), (0, 0)))
     return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.int32)[:num_tokens]
+
+
+def _fp8_product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Multiplies fp8 x: [T, I] and weight: [O, I] into float32 [T, O]."""
+
+    def product(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.float32)
+
+    def widened(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return product(x.astype(jnp.float32), weight.astype(jnp.float32))
+
+    return jax.lax.platform_dependent(x, weight, cpu=widened, default=product)

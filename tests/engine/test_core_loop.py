@@ -145,7 +145,9 @@ def test_calls_are_answered_in_order_between_steps(loop: Loop) -> None:
         seen.append(loop.next())
     results = [message for message in seen if isinstance(message, UtilityResult)]
     assert results[0] == UtilityResult(1, True)
-    assert not isinstance(results[1].value, bool) and results[1].value.num_running + results[1].value.num_waiting == 1
+    assert isinstance(results[1].value, list)
+    (stats,) = results[1].value
+    assert stats.num_running + stats.num_waiting == 1
 
 
 def test_shutdown_ends_it_whatever_runs(core: EngineCore) -> None:

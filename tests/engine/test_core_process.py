@@ -210,7 +210,7 @@ def test_loading_is_told_step_by_step() -> None:
     percents = [message.percent for message in progress]
     assert percents == sorted(percents) and percents[-1] == 100
     assert all(message.eta_s is not None and message.eta_s >= 0 for message in progress[1:])
-    assert seen[-1].kv_cache_info.num_device_blocks == 4097
+    assert seen[-1].kv_cache_infos[0].num_device_blocks == 4097
 
 
 def test_shutdown_while_loading_does_not_wait_for_it() -> None:

@@ -8,17 +8,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 _FORKS = """
-import os
+import os, signal
 from jaxllm.engine.llm_engine import LLMEngine, make_client
 from tests.engine.test_core_process import texts
 from tests.fakes.fake_cores import fake_front_end
 
 config, tokenizer, eos_token_ids = fake_front_end()
 engine = LLMEngine(config, tokenizer, make_client(config, "mp"), eos_token_ids)
-pid = os.fork()
-if not pid:
-    engine.shutdown()
-    os._exit(0)
+with engine._client._link._send_lock:  # another thread sends something at this moment; in the fork it never ends
+    pid = os.fork()
+    if not pid:
+        signal.alarm(120)
+        engine.shutdown()
+        os._exit(0)
 print(os.waitpid(pid, 0)[1], texts(engine, ["a"]))
 engine.shutdown()
 """

@@ -113,7 +113,7 @@ def test_client_passes_everything_on() -> None:
     assert client.reset_prefix_cache() is False
     client.abort_requests(["b", "c"])
     assert client.reset_prefix_cache() is True
-    stats = client.get_stats()
+    (stats,) = client.get_stats()
     assert (stats.num_running, stats.num_waiting) == (0, 0)
     client.shutdown()
     assert executor.is_shut_down

@@ -15,8 +15,8 @@ from tests.fakes.engines import engine_config
 
 def make(max_model_len: int = 64, seed: int | None = 0, num_device_blocks: int = 65) -> InputProcessor:
     config = engine_config(max_model_len, seed=seed)
-    kv_cache_info = KVCacheInfo(num_device_blocks, 4, 256, 2048)
-    return InputProcessor(config, ByteTokenizer(), eos_token_ids=[257, 259], kv_cache_info=kv_cache_info)
+    kv_cache_infos = [KVCacheInfo(num_device_blocks, 4, 256, 2048)]
+    return InputProcessor(config, ByteTokenizer(), eos_token_ids=[257, 259], kv_cache_infos=kv_cache_infos)
 
 
 def core_request(prompt: Any, processor: InputProcessor | None = None, **params: Any) -> EngineCoreRequest:

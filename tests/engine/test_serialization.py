@@ -109,7 +109,7 @@ MESSAGES = [
     StartEngine(CONFIG),
     AddRequest(REQUEST),
     AddRequest(EngineCoreRequest("b", [1], BEAMS, [], 0.0, 0, 1)),
-    AbortRequests(["a", "b"]),
+    AbortRequests(["a", "b"], 1),
     FinishSequence("a", 2),
     UtilityCall(1, "reset_prefix_cache"),
     UtilityCall(2, "get_stats"),
@@ -117,14 +117,14 @@ MESSAGES = [
     Hello(123),
     LoadProgress("loading weights", 12.5, None),
     LoadProgress("compiling"),
-    Ready(INFO),
+    Ready([INFO]),
     EngineCoreOutputs([OUTPUT], STATS),
     EngineCoreOutputs([], STATS, [], StepInfo("mixed", 0.5, 3, 8, 1)),
     EngineCoreOutputs(
         [], STATS, [RefusedRequest("r-1", "too long", "prompt"), RefusedRequest("r-2", "no", None, True)]
     ),
     UtilityResult(1, True),
-    UtilityResult(2, STATS),
+    UtilityResult(2, [STATS, STATS], 1),
     EngineFailed("DeviceError", "no such device"),
     INFO,
     SchedulerOutput(

@@ -21,7 +21,9 @@ class Sink:
         self.steps: list[StepStats] = []
         self.finished: list[FinishedRequest] = []
 
-    def observe_step(self, step: StepStats, scheduler: SchedulerStats, info: StepInfo | None) -> None:
+    def observe_step(
+        self, step: StepStats, scheduler: SchedulerStats, info: StepInfo | None, engine_index: int
+    ) -> None:
         assert scheduler is STATS
         self.steps.append(step)
 

@@ -1,6 +1,7 @@
 """The metrics page: vLLM's names, types, labels and buckets, as its dashboards read them."""
 
 import asyncio
+import dataclasses
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -94,8 +95,8 @@ HISTOGRAMS = {  # name -> buckets, count, sum
 
 
 def page() -> dict[str, tuple[str, list]]:
-    metrics = PrometheusMetrics("model", 4096, CacheConfig(), INFO)
-    metrics.observe_step(STEP, STATS, StepInfo("mixed", 0.02, 36, 64, 1))
+    metrics = PrometheusMetrics("model", 4096, CacheConfig(), [INFO])
+    metrics.observe_step(STEP, STATS, StepInfo("mixed", 0.02, 36, 64, 1), 0)
     metrics.observe_finished(FINISHED)
     families = text_string_to_metric_families(metrics.to_text().decode())
     return {family.name: (family.type, family.samples) for family in families}
@@ -163,16 +164,41 @@ def test_a_server_counts_its_requests() -> None:
     asyncio.run(run())
 
 
+def test_each_engine_core_has_its_own_numbers() -> None:
+    metrics = PrometheusMetrics("model", 4096, CacheConfig(), [INFO, KVCacheInfo(51, 16, 8, 64)])
+    metrics.observe_step(STEP, STATS, StepInfo("mixed", 0.02, 36, 64, 1), 1)
+    metrics.observe_schedulers([STATS, SchedulerStats(1, 0, 40, 0, 0, 0, 0)])
+    metrics.observe_finished(dataclasses.replace(FINISHED, engine_index=1))
+    families = {family.name: family for family in text_string_to_metric_families(metrics.to_text().decode())}
+
+    def values(family: str, name: str) -> dict[str, float]:
+        samples = [sample for sample in families[family].samples if sample.name == name]
+        assert all(sample.labels["model_name"] == "model" for sample in samples)
+        return {sample.labels["engine"]: sample.value for sample in samples}
+
+    assert values("vllm:generation_tokens", "vllm:generation_tokens_total") == {"0": 0, "1": 6}
+    assert values("vllm:num_requests_running", "vllm:num_requests_running") == {"0": 3, "1": 1}
+    assert values("vllm:kv_cache_usage_perc", "vllm:kv_cache_usage_perc") == {"0": 0.25, "1": 0.2}
+    name = "vllm:e2e_request_latency_seconds"
+    assert values(name, f"{name}_count") == {"0": 0, "1": 1}
+    sizes = {sample.labels["engine"]: sample.labels for sample in families["vllm:cache_config_info"].samples}
+    assert (sizes["0"]["num_gpu_blocks"], sizes["1"]["num_gpu_blocks"]) == ("101", "51")
+
+
 def test_the_log_line_is_written_while_busy(caplog) -> None:
-    now = iter([0.0, 10.0, 20.0, 30.0])
-    log = IntervalLog(INFO, lambda: next(now))
-    log.observe_step(STEP, STATS, None)
-    lines = [log._line()]
-    log.observe_step(StepStats(), SchedulerStats(0, 0, 100, 4, 5, 80, 35), None)
-    lines += [log._line(), log._line()]
-    assert lines == [
+    now = iter([0.0, 0.0, *[second for second in (10.0, 20.0, 30.0) for _ in range(2)]])
+    log = IntervalLog([INFO, INFO], lambda: next(now))
+    log.observe_step(STEP, STATS, None, 0)
+    with caplog.at_level("INFO", "jaxllm.entrypoints.interval_log"):
+        log.write()
+        log.observe_step(StepStats(), SchedulerStats(0, 0, 100, 4, 5, 80, 35), None, 0)
+        log.observe_step(StepStats(num_generated_tokens=5), SchedulerStats(1, 0, 50, 0, 0, 0, 0), None, 1)
+        log.write()
+        log.observe_step(StepStats(), SchedulerStats(0, 0, 100, 0, 0, 0, 0), None, 1)
+        log.write()
+    assert [record.getMessage() for record in caplog.records] == [
         "Engine 000: Avg prompt throughput: 3.0 tokens/s, Avg generation throughput: 0.6 tokens/s, "
         "Running: 3 reqs, Waiting: 2 reqs, KV cache usage: 25.0%, Prefix cache hit rate: 50.0%",
-        None,
-        None,
+        "Engine 001: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.5 tokens/s, "
+        "Running: 1 reqs, Waiting: 0 reqs, KV cache usage: 50.0%, Prefix cache hit rate: 0.0%",
     ]

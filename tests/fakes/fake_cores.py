@@ -162,7 +162,7 @@ class ThreadCore:
 
         try:
             core = EngineCore(self._config, make_executor(self._config))
-            send(Ready(core.kv_cache_info))
+            send(Ready([core.kv_cache_info]))
             EngineCoreLoop(core, self._inbox, send).run()
             reason = "the engine was shut down"
         except Exception as error:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -9,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxllm.config import CacheConfig, EngineConfig, SchedulerConfig
+from jaxllm.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from jaxllm.messages import CachedSequences, ModelRunnerOutput, NewSequence, SchedulerOutput
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.sampling_params import SamplingParams
@@ -20,6 +21,7 @@ from tests.fakes.seeded_weights import seeded_tensor
 
 FOLDER = Path(__file__).parents[1] / "golden" / "families"
 _BLOCK_SIZE, _MAX_LEN, _NUM_SEQS, _SIZE = 4, 32, 4, 24
+_ONE_DEVICE = ParallelConfig()
 _SHARED: dict[tuple[str, tuple[int, ...]], Any] = {}
 
 
@@ -59,17 +61,19 @@ class GoldenRunner:
       rows: (position, logits [V]) of every row of logits computed so far, padding rows included: they repeat one.
     """
 
-    def __init__(self, path: Path, hf_config: dict[str, Any], num_blocks: int = 32) -> None:
+    def __init__(
+        self, path: Path, hf_config: dict[str, Any], num_blocks: int = 32, parallel: ParallelConfig = _ONE_DEVICE
+    ) -> None:
         config = EngineConfig(
             model=model_config_from_hf(hf_config),
             model_path=path,
             dtype="float32",
             cache=CacheConfig(block_size=_BLOCK_SIZE, num_gpu_blocks_override=num_blocks),
             scheduler=SchedulerConfig(max_num_seqs=_NUM_SEQS, max_num_batched_tokens=_SIZE, max_model_len=_MAX_LEN),
+            parallel=parallel,
         )
         self.programs: dict[str, Program] = {}
         self.rows: list[tuple[int, np.ndarray]] = []
-        self._compiled: dict[str, Any] = {}
         self._step_id = 0
         self._positions = np.zeros(0)
         self._worker = Worker(config)
@@ -90,15 +94,18 @@ class GoldenRunner:
         return self._worker.execute_model(output)
 
     def _keep(self, programs: Sequence[Program]) -> Callable[..., Any]:
-        """Stands in for compile_programs."""
-        self.programs = {program.name: program for program in programs}
-        return self._run
+        """Stands in for compile_programs, of one stage."""
+        by_name = {program.name: program for program in programs}
+        self.programs |= by_name
+        return partial(self._run, by_name, {})
 
-    def _run(self, name: str, size: int, *arguments: Any) -> Any:
+    def _run(
+        self, programs: dict[str, Program], compiled: dict[str, Any], name: str, size: int, *arguments: Any
+    ) -> Any:
         """Stands in for CompiledPrograms."""
-        if name not in self._compiled:
-            self._compiled[name] = _compile(self.programs[name])
-        result = self._compiled[name](*arguments)
+        if name not in compiled:
+            compiled[name] = _compile(programs[name])
+        result = compiled[name](*arguments)
         if name == "embed":
             self._positions = np.asarray(arguments[2])
         elif name == "logits":
@@ -116,7 +123,8 @@ def new_sequence(seq_id: int, token_ids: list[int], first_block: int) -> NewSequ
 
 def _compile(program: Program) -> Any:
     """Compiles a program, or takes it from another model where only the number of tokens matters."""
-    if program.name not in ("sample", "score"):
+    is_alone = program.mesh is None or program.mesh.size == 1
+    if program.name not in ("sample", "score") or not is_alone:
         return program.compile()
     key = (program.name, program.arguments[0].shape)
     if key not in _SHARED:

@@ -32,7 +32,7 @@ class ScriptedClient(EngineCoreClient):
     """
 
     def __init__(self, script: Script) -> None:
-        self.kv_cache_info = KV_CACHE_INFO
+        self.kv_cache_infos = [KV_CACHE_INFO]
         self.calls: list[tuple[object, ...]] = []
         self.requests: list[EngineCoreRequest] = []
         self.refuses: set[str] = set()
@@ -64,8 +64,8 @@ class ScriptedClient(EngineCoreClient):
         self.calls.append(("reset_prefix_cache",))
         return not self._live
 
-    def get_stats(self) -> SchedulerStats:
-        return STATS
+    def get_stats(self) -> list[SchedulerStats]:
+        return [STATS]
 
     def get_output(self) -> EngineCoreOutputs:
         return EngineCoreOutputs([self._advance(request) for request in list(self._live.values())], STATS)

@@ -135,7 +135,7 @@ def test_scores_are_log_softmax_with_ranks():
 def test_blockwise_argmax_and_top_k_agree_with_the_plain_ones(seed, size, levels):
     """Few levels make many ties: of equal logits the lower id comes first."""
     logits = jnp.asarray(np.random.default_rng(seed).integers(0, levels, (3, size)), jnp.float32)
-    assert sampler._argmax(logits).tolist() == jnp.argmax(logits, axis=-1).tolist()
+    assert sampler.argmax(logits).tolist() == jnp.argmax(logits, axis=-1).tolist()
     values, ids = sampler._top_k(logits, 5)
     expected, expected_ids = jax.lax.top_k(logits, 5)
     assert values.tolist() == expected.tolist()

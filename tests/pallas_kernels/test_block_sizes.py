@@ -45,10 +45,11 @@ def test_tuned_sizes_are_found_by_chip_and_attention(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(block_sizes, "TABLE_PATH", table)
     block_sizes._read_table.cache_clear()
     try:
-        assert find_tile_sizes("v6e", KEY) == TileSizes(decode_tokens=256, prefill_rows=1024)
+        of_chip = {"row_block": 512, "prefill_units": 8, "sums_by_products": 1}
+        assert find_tile_sizes("v6e", KEY) == TileSizes(decode_tokens=256, prefill_rows=1024, **of_chip)
         assert find_tile_sizes("v5e", KEY) == TileSizes()
         assert find_tile_sizes(None, KEY) == TileSizes()
-        assert find_tile_sizes("v6e", KEY._replace(block_size=64)) == TileSizes()
+        assert find_tile_sizes("v6e", KEY._replace(block_size=64)) == TileSizes(**of_chip)
     finally:
         block_sizes._read_table.cache_clear()
 

@@ -22,6 +22,16 @@ _INTERPRET = pltpu.InterpretParams(
 )
 # Small, so that short sequences have several tiles, several parts in a tile and several rows.
 _SIZES = TileSizes(kv_buffer_bytes=1, decode_tokens=128, prefill_tokens=128, prefill_rows=1)
+# What chips with wide matrix units do, with masked parts in several steps.
+_WIDE_SIZES = TileSizes(
+    kv_buffer_bytes=1 << 20,
+    prefill_tokens=256,
+    prefill_masked_tokens=128,
+    prefill_rows=1,
+    row_block=32,
+    prefill_units=2,
+    sums_by_products=1,
+)
 _TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-2}
 _STATIC = ("scale", "sliding_window", "logit_soft_cap", "k_scale", "v_scale", "sizes", "interpret")
 _attend_jit = jax.jit(paged_attention_tpu, static_argnames=_STATIC)
@@ -29,13 +39,16 @@ _attend_jit = jax.jit(paged_attention_tpu, static_argnames=_STATIC)
 # (query length, context before it): none at all, decode, block, part and row edges, several parts and rows.
 _SEQUENCES = st.lists(
     st.sampled_from(
-        [*[(0, 0), (1, 0), (1, 15), (1, 16), (1, 127), (1, 128), (1, 255)], *[(2, 0), (5, 30), (16, 112), (17, 3)]]
+        [
+            *[(0, 0), (1, 0), (1, 15), (1, 16), (1, 127), (1, 128), (1, 255), (1, 511)],
+            *[(2, 0), (5, 30), (16, 112), (17, 3), (18, 380)],
+        ]
     ),
     min_size=1,
     max_size=4,
 )
 _SHAPE = {"num_seqs": 5, "num_tokens": 80}
-_CONTEXT = 256
+_CONTEXT = 512
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class _Case:
     kv_dtype: str | None = None
     options: tuple[tuple[str, float], ...] = ()
     has_sinks: bool = False
+    sizes: TileSizes = _SIZES
 
     def check(self, sequences: list[tuple[int, int]], seed: int) -> None:
         """Runs the kernels on a drawn batch and compares."""
@@ -76,7 +90,7 @@ class _Case:
         scale = self.head_dim**-0.5
         sinks = np.linspace(-2, 2, self.num_kv_heads * self.group, dtype=np.float32) if self.has_sinks else None
         out = _attend_jit(
-            batch.q, kv, *batch[3:], scale=scale, sinks=sinks, sizes=_SIZES, interpret=_INTERPRET, **options
+            batch.q, kv, *batch[3:], scale=scale, sinks=sinks, sizes=self.sizes, interpret=_INTERPRET, **options
         )
         assert out.dtype == self.dtype and out.shape == batch.q.shape
         exact = batch._replace(**{name: getattr(batch, name).astype(np.float32) for name in batch._fields[:3]})
@@ -86,7 +100,7 @@ class _Case:
 
 
 def _case(*heads: int, has_sinks: bool = False, **others) -> _Case:
-    names = ("block_size", "dtype", "kv_dtype")
+    names = ("block_size", "dtype", "kv_dtype", "sizes")
     shape = {name: others.pop(name) for name in names if name in others}
     return _Case(*heads, **shape, options=tuple(others.items()), has_sinks=has_sinks)
 
@@ -99,6 +113,10 @@ _CASES = {
     "sinks": _case(2, 8, 64, block_size=64, sliding_window=128, has_sinks=True),
     "mha_80_bfloat16": _case(2, 1, 80, block_size=256, dtype="bfloat16"),
     "int8": _case(2, 1, 96, block_size=32, kv_dtype="int8", k_scale=0.03, v_scale=0.02),
+    "wide": _case(4, 4, 128, sizes=_WIDE_SIZES),
+    "wide_window_sinks": _case(3, 2, 64, sizes=_WIDE_SIZES, sliding_window=200, has_sinks=True),
+    "wide_bfloat16": _case(4, 4, 80, block_size=128, dtype="bfloat16", sizes=_WIDE_SIZES),
+    "wide_gemma2": _case(1, 2, 256, sizes=_WIDE_SIZES, logit_soft_cap=5.0),
     "fp8_bfloat16": _case(1, 8, 128, dtype="bfloat16", kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=2.0),
 }
 
@@ -108,6 +126,7 @@ def test_agrees_with_the_oracle_without_a_race(name: str, capfd: pytest.CaptureF
     @settings(max_examples=3)
     @given(sequences=_SEQUENCES, seed=st.integers(0, 100))
     @example(sequences=[(1, 255), (17, 112), (0, 0), (1, 16)], seed=0)
+    @example(sequences=[(18, 380), (1, 511), (5, 160)], seed=1)
     def check(sequences: list[tuple[int, int]], seed: int) -> None:
         _CASES[name].check(sequences, seed)
         assert "RACE DETECTED" not in capfd.readouterr().out

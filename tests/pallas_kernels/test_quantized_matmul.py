@@ -26,6 +26,7 @@ _BACKENDS = {
     "tpu": functools.partial(quantized_matmul_tpu, interpret=_INTERPRET),
 }
 # (weight dtype, inputs that share a scale, whether activations are quantized)
+_FP8_SCHEMES = [(jnp.float8_e4m3fn, None, True), (jnp.float8_e4m3fn, None, False)]
 _SCHEMES = [(jnp.int8, None, True), (jnp.int8, None, False), (jnp.int4, None, False), (jnp.int4, 64, False)]
 
 
@@ -57,6 +58,17 @@ def _assert_agrees(backend, arguments, quantize_activations):
 )
 def test_backend_agrees_with_reference(backend, num_tokens, num_inputs, num_outputs, scheme, dtype):
     _assert_agrees(backend, _draw(num_tokens, num_inputs, num_outputs, scheme, dtype), scheme[2])
+
+
+@pytest.mark.parametrize("scheme", _FP8_SCHEMES)
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_fp8_agrees_with_reference(scheme, num_tokens):
+    arguments = _draw(num_tokens, 64, 100, scheme, jnp.float32)
+    _assert_agrees("xla", arguments, scheme[2])
+    chosen = quantized_matmul(*arguments, quantize_activations=scheme[2], backend="tpu")  # has no fp8 of its own
+    np.testing.assert_allclose(
+        chosen, quantized_matmul_reference(*arguments, quantize_activations=scheme[2]), 1e-5, 1e-5
+    )
 
 
 def test_tiles_of_every_axis_on_tpu(monkeypatch):
@@ -110,10 +122,10 @@ def test_product_by_hand():
 @pytest.mark.parametrize(
     ("dtype", "scales", "quantize_activations", "message"),
     [
-        (jnp.int16, (1, 8), False, "weight must be int8 or int4, got int16"),
+        (jnp.int16, (1, 8), False, "weight must be int8, int4 or float8_e4m3fn, got int16"),
         (jnp.int8, (1, 9), False, r"weight \(8, 64\) and scales \(1, 9\) don't fit"),
         (jnp.int8, (3, 8), False, "don't fit"),
-        (jnp.int8, (2, 8), True, "needs an int8 weight with one scale an output, got int8 with 2"),
+        (jnp.int8, (2, 8), True, "needs an int8 or fp8 weight with one scale an output, got int8 with 2"),
         (jnp.int4, (1, 8), True, "got int4 with 1"),
     ],
 )

@@ -8,7 +8,7 @@ from sharding.rules import sharding_for
 
 def test_logical_axes_become_mesh_axes():
     mesh = make_mesh(jax.local_devices()[:1])
-    assert mesh.axis_names == ("data", "tensor")
+    assert mesh.axis_names == ("data", "expert", "tensor", "stage")
     assert sharding_for(mesh, ("embed", "heads")).spec == PartitionSpec(None, "tensor")
     assert sharding_for(mesh, (None, None, "kv_heads", None)).spec == PartitionSpec(None, None, "tensor", None)
 

@@ -1,13 +1,10 @@
 import pytest
 
-from jaxllm.worker.buckets import max_num_draws, num_seqs_at, pick_bucket, token_ladder
+from jaxllm.worker.buckets import max_num_draws, num_seqs_at, pass_lens, pick_bucket, token_ladder
 
 
 def test_ladders():
-    assert token_ladder(2048, "cpu") == (
-        *(2, 8, 16, 32, 64, 128, 256),
-        *(384, 512, 768, 1024, 1536, 2048),
-    )
+    assert token_ladder(2048, "cpu") == (2, 8, 16, 32, 64, 128, 256)
     assert token_ladder(400, "gpu") == (16, 32, 64, 128, 256, 512)
     assert token_ladder(33, "cpu") == (2, 8, 16, 32, 64)
     assert token_ladder(1, "cpu") == (2,)
@@ -15,6 +12,13 @@ def test_ladders():
     assert token_ladder(5, "cpu") == (2, 8)
     assert token_ladder(100, "tpu") == (16, 32, 64, 128)
     assert token_ladder(4, "gpu") == (16,)
+
+
+def test_passes():
+    assert pass_lens((2, 8), 8) == [8]
+    assert pass_lens((2, 8), 9) == [8, 1]
+    assert pass_lens((2, 8), 24) == [8, 8, 8]
+    assert pass_lens((16, 2048), 2048) == [2048]
 
 
 def test_every_sequence_needs_a_token():

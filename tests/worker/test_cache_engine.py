@@ -7,17 +7,19 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import Mesh
 
 from jaxllm.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from jaxllm.exceptions import ConfigError
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.worker import worker as worker_module
-from jaxllm.worker.cache_engine import CacheEngine, needs_profile
+from jaxllm.worker.cache_engine import CacheEngine, count_blocks, needs_profile
 from jaxllm.worker.memory_profile import MemoryProfile
 from jaxllm.worker.programs import Program
 from sharding.mesh import make_mesh
 from tests.fakes.tiny_models import tiny_llama, write_tiny_folder
 
+_FLOAT32 = jnp.dtype(jnp.float32)
 _BLOCK_BYTES = 2 * 2 * 4 * 1 * 4 * 4  # keys and values, layers, tokens, KV heads, head dim, float32
 _MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -32,12 +34,19 @@ _MODEL = ModelConfig(
 )
 
 
-def _make(cache: CacheConfig, profile: MemoryProfile | None = None, max_num_seqs: int = 256) -> CacheEngine:
+def _count(cache: CacheConfig, profile: MemoryProfile | None = None, max_num_seqs: int = 256) -> int:
+    return count_blocks(_config(cache, max_num_seqs), _mesh(), _FLOAT32, "cpu", 2, profile).device
+
+
+def _config(cache: CacheConfig, max_num_seqs: int) -> EngineConfig:
     scheduler = SchedulerConfig(max_num_seqs=max_num_seqs, max_model_len=40)
-    config = EngineConfig(
+    return EngineConfig(
         model=_MODEL, model_path=Path("m"), cache=dataclasses.replace(cache, block_size=4), scheduler=scheduler
     )
-    return CacheEngine(config, make_mesh(jax.local_devices()[:1]), jnp.dtype(jnp.float32), "cpu", profile)
+
+
+def _mesh() -> Mesh:
+    return make_mesh(jax.local_devices()[:1])
 
 
 def _profile(num_blocks: int) -> MemoryProfile:
@@ -48,19 +57,20 @@ def _profile(num_blocks: int) -> MemoryProfile:
 
 def test_the_override_goes_before_everything() -> None:
     cache = CacheConfig(num_gpu_blocks_override=5, kv_cache_memory_bytes=100 * _BLOCK_BYTES)
-    engine = _make(cache, _profile(50))
+    assert _count(cache, _profile(50)) == 5
+    engine = CacheEngine(_config(cache, 256), _mesh(), _FLOAT32, "cpu", num_layers=2, num_blocks=5)
     assert (engine.num_blocks, engine.block_size) == (5, 4)
     assert [array.shape for layer in engine.caches for array in layer] == [(5, 4, 1, 4)] * 4
 
 
 def test_a_size_in_bytes_is_rounded_down_to_blocks() -> None:
-    assert _make(CacheConfig(kv_cache_memory_bytes=10 * _BLOCK_BYTES - 1)).num_blocks == 9
+    assert _count(CacheConfig(kv_cache_memory_bytes=10 * _BLOCK_BYTES - 1)) == 9
     with pytest.raises(ConfigError, match="at least 2 blocks of 256 bytes, got 511 bytes"):
-        _make(CacheConfig(kv_cache_memory_bytes=2 * _BLOCK_BYTES - 1))
+        _count(CacheConfig(kv_cache_memory_bytes=2 * _BLOCK_BYTES - 1))
 
 
 def test_no_more_blocks_than_full_sequences_could_use() -> None:
-    assert _make(CacheConfig(), max_num_seqs=3).num_blocks == 3 * 10 + 1  # of the 1 GiB that is a CPU's default
+    assert _count(CacheConfig(), max_num_seqs=3) == 3 * 10 + 1  # of the 1 GiB that is a CPU's default
 
 
 def test_the_profile_decides_and_is_logged_with_every_term(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,7 +78,7 @@ def test_the_profile_decides_and_is_logged_with_every_term(caplog: pytest.LogCap
     logger.addHandler(caplog.handler)
     caplog.set_level(logging.INFO, logger.name)
     try:
-        assert _make(CacheConfig(), _profile(50)).num_blocks == 50
+        assert _count(CacheConfig(), _profile(50)) == 50
     finally:
         logger.removeHandler(caplog.handler)
     text = caplog.text
@@ -78,7 +88,7 @@ def test_the_profile_decides_and_is_logged_with_every_term(caplog: pytest.LogCap
 
 def test_a_profile_too_small_for_one_full_sequence_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_model_len=40 tokens.*set --max-model-len 36 or less"):
-        _make(CacheConfig(), _profile(10))
+        _count(CacheConfig(), _profile(10))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +113,7 @@ def test_a_worker_fills_the_memory_that_its_device_reports(tmp_path: Path, monke
         return 786_432
 
     monkeypatch.setattr(worker_module, "needs_profile", lambda cache, platform: True)
-    monkeypatch.setattr(worker_module, "_device_memory", lambda: (4_194_304, 1_048_576))
+    monkeypatch.setattr(worker_module, "_device_memory", lambda mesh: (4_194_304, 1_048_576))
     monkeypatch.setattr(worker_module, "measure_activations", measure)
     model = tiny_llama()
     config = EngineConfig(

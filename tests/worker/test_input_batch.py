@@ -38,8 +38,14 @@ def _batch(max_num_seqs=4, max_num_draws=8):
 
 
 def _run(batch, step):
+    passes = _passes(batch, step)
+    assert len(passes) == 1
+    return passes[0]
+
+
+def _passes(batch, step):
     batch.apply(step)
-    return batch.to_forward_batch(step)
+    return batch.to_forward_batches(step)
 
 
 def test_prefill_and_decode_together():
@@ -170,3 +176,47 @@ def test_logit_biases_stand_beside_the_draws_that_they_are_for():
     assert inputs.draw_rounds[0].bias is None  # sequence 2 isn't in this step
     inputs = _run(batch, _step(2, {4: 1}, [_new(4, [6], [2])], dropped=[2]))
     assert inputs.draw_rounds[0].bias is None
+
+
+def test_a_step_longer_than_the_ladder_takes_several_passes():
+    batch = _batch(max_num_seqs=4)  # passes of at most 8 tokens
+    prompts = [list(range(100, 106)), list(range(200, 207)), list(range(300, 304))]  # 6 + 7 + 4 tokens
+    new = [_new(seq_id, ids, [2 * seq_id + 1, 2 * seq_id + 2]) for seq_id, ids in enumerate(prompts)]
+    passes = _passes(batch, _step(0, {0: 6, 1: 7, 2: 4}, new, num_samples={1: 2}))
+    assert [inputs.size for inputs in passes] == [8, 8, 1]
+    assert [inputs.batch.token_ids.tolist() for inputs in passes] == [
+        [100, 101, 102, 103, 104, 105, 200, 201],
+        [202, 203, 204, 205, 206, 300, 301, 302],
+        [303],
+    ]
+    assert [inputs.batch.positions.tolist() for inputs in passes] == [
+        [0, 1, 2, 3, 4, 5, 0, 1],
+        [2, 3, 4, 5, 6, 0, 1, 2],
+        [3],
+    ]
+    assert [inputs.batch.seq_lens.tolist() for inputs in passes] == [[6, 2, 0, 0], [7, 3, 0, 0], [4]]
+    assert [inputs.batch.query_start_loc.tolist() for inputs in passes] == [[0, 6, 8, 8, 8], [0, 5, 8, 8, 8], [0, 1]]
+    assert [inputs.batch.slots.tolist() for inputs in passes] == [
+        [4, 5, 6, 7, 8, 9, 12, 13],
+        [14, 15, 16, 17, 18, 20, 21, 22],
+        [23],
+    ]
+    assert [inputs.draws for inputs in passes] == [[0], [1, 1], [2]], "who has tokens left draws in a later pass"
+    assert [inputs.draw_rounds[0].sampling.logits_indices.tolist()[:2] for inputs in passes] == [[5, 0], [4, 4], [0]]
+    decode = _passes(batch, _step(1, {0: 1}, cached=([0], [[9]], [[]], [])))
+    assert [inputs.batch.positions.tolist() for inputs in decode] == [[6]], "all passes' tokens count as computed"
+
+
+def test_prompt_positions_are_counted_within_their_pass():
+    batch = _batch(max_num_seqs=4)
+    new = [_new(5, list(range(50, 60)), [1, 2, 3], prompt_logprobs=0)]
+    passes = _passes(batch, _step(0, {5: 10}, new))
+    assert [position.token_index for position in passes[0].prompt_positions] == list(range(8))
+    assert passes[1].prompt_positions == [PromptPosition(5, 0, 59)]
+
+
+def test_more_draws_than_the_ladder_holds_are_made_in_rounds():
+    batch = _batch(max_num_seqs=4)
+    inputs = _run(batch, _step(0, {0: 2}, [_new(0, [1, 2], [1])], num_samples={0: 12}))
+    assert inputs.size == 8
+    assert [len(draws.seq_ids) for draws in inputs.draw_rounds] == [4, 4, 4]

@@ -135,7 +135,7 @@ class InferenceService:
 
     async def get_status(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         engine = self._door.engine
-        status, stats, info = engine.status(), engine.stats, engine.kv_cache_info
+        status, stats, infos = engine.status(), engine.stats, engine.kv_cache_infos
         reply = _GetStatusResponse(
             phase=status.phase,
             percent=status.percent,
@@ -145,8 +145,9 @@ class InferenceService:
             model=self._door.model_name,
             uptime_s=self._door.uptime_s,
         )
-        if info is not None:
-            reply.num_blocks = reply.num_free_blocks = info.num_device_blocks - 1  # block 0 is nobody's
+        if infos is not None:
+            num_blocks = sum(info.num_device_blocks - 1 for info in infos)  # block 0 is nobody's
+            reply.num_blocks = reply.num_free_blocks = num_blocks
         if stats is not None and engine.num_unfinished_requests:  # they are of the latest step, which may be long ago
             reply.num_running, reply.num_waiting = stats.num_running, stats.num_waiting
             reply.num_free_blocks = stats.num_free_blocks

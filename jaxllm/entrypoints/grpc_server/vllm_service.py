@@ -20,6 +20,7 @@ from jaxllm.entrypoints.grpc_server.engine_door import EngineDoor, new_request_i
 from jaxllm.entrypoints.grpc_server.errors import Refusal
 from jaxllm.entrypoints.grpc_server.rpc import Method
 from jaxllm.entrypoints.grpc_server.tokenizer_archive import build_archive
+from jaxllm.messages import KVCacheInfo, SchedulerStats
 from jaxllm.tokenizer.loader import HuggingFaceTokenizer
 
 _CHUNK_BYTES = 64 << 10
@@ -103,38 +104,33 @@ class VllmEngineService:
 
     async def get_server_info(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         self._door.check_ready()
-        config, info = self._door.engine.config, self._door.engine.kv_cache_info
-        assert info is not None
+        config, infos = self._door.engine.config, self._door.engine.kv_cache_infos
+        assert infos is not None
         return _GetServerInfoResponse(
             active_requests=self._door.num_requests,
             last_receive_timestamp=self._door.last_output_time,
             uptime_seconds=self._door.uptime_s,
             server_type="jaxllm-grpc",
-            data_parallel_size=1,
+            data_parallel_size=len(infos),
             kv_cache_dtype=config.dtype,
-            block_size=info.block_size,
+            block_size=infos[0].block_size,
             model_dtype=config.dtype,
             max_num_seqs=config.scheduler.max_num_seqs,
         )
 
     async def get_loads(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         self._door.check_ready()
-        stats, info = await self._door.engine.get_stats(), self._door.engine.kv_cache_info
-        assert info is not None
-        num_blocks = info.num_device_blocks - 1  # block 0 is nobody's
-        num_used = num_blocks - stats.num_free_blocks
-        load = _SchedulerLoad(
-            num_running_reqs=stats.num_running,
-            num_waiting_reqs=stats.num_waiting + stats.num_swapped,
-            num_total_reqs=stats.num_running + stats.num_waiting + stats.num_swapped,
-            num_used_tokens=num_used * info.block_size,
-            max_total_num_tokens=num_blocks * info.block_size,
-            token_usage=num_used / num_blocks,
-            cache_hit_rate=stats.prefix_cache_hits / max(stats.prefix_cache_queries, 1),
-            max_running_requests=self._door.engine.config.scheduler.max_num_seqs,
-        )
+        engine = self._door.engine
+        stats, infos = await engine.get_stats_by_engine(), engine.kv_cache_infos
+        assert infos is not None
+        max_num_seqs = engine.config.scheduler.max_num_seqs
+        loads = [
+            _load_of(rank, one, info, max_num_seqs)
+            for rank, (one, info) in enumerate(zip(stats, infos, strict=True))
+            if not request.HasField("dp_rank") or rank == request.dp_rank
+        ]
         return _GetLoadsResponse(
-            timestamp=datetime.now(UTC).isoformat(), version=jaxllm.__version__, dp_rank_count=1, loads=[load]
+            timestamp=datetime.now(UTC).isoformat(), version=jaxllm.__version__, dp_rank_count=len(infos), loads=loads
         )
 
     async def get_tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
@@ -152,3 +148,20 @@ class VllmEngineService:
             is_last = start + _CHUNK_BYTES >= len(archive)
             digest = hashlib.sha256(archive).hexdigest() if is_last else ""
             yield _GetTokenizerChunk(data=archive[start : start + _CHUNK_BYTES], sha256=digest)
+
+
+def _load_of(rank: int, stats: SchedulerStats, info: KVCacheInfo, max_num_seqs: int) -> Any:
+    """Returns one data parallel replica's load."""
+    num_blocks = info.num_device_blocks - 1  # block 0 is nobody's
+    num_used = num_blocks - stats.num_free_blocks
+    return _SchedulerLoad(
+        dp_rank=rank,
+        num_running_reqs=stats.num_running,
+        num_waiting_reqs=stats.num_waiting + stats.num_swapped,
+        num_total_reqs=stats.num_running + stats.num_waiting + stats.num_swapped,
+        num_used_tokens=num_used * info.block_size,
+        max_total_num_tokens=num_blocks * info.block_size,
+        token_usage=num_used / num_blocks,
+        cache_hit_rate=stats.prefix_cache_hits / max(stats.prefix_cache_queries, 1),
+        max_running_requests=max_num_seqs,
+    )

@@ -24,12 +24,12 @@ class MetricsPage:
     def attach(self) -> IntervalLog:
         """Begins to count; the engine must be ready. Returns what writes the log line."""
         engine = self._serving.engine
-        info = engine.kv_cache_info
-        assert info is not None
+        infos = engine.kv_cache_infos
+        assert infos is not None
         config = engine.config
         model_name = self._serving.served_model_names[0]
-        self._prometheus = PrometheusMetrics(model_name, config.scheduler.max_model_len, config.cache, info)
-        interval_log = IntervalLog(info)
+        self._prometheus = PrometheusMetrics(model_name, config.scheduler.max_model_len, config.cache, infos)
+        interval_log = IntervalLog(infos)
         engine.stats_collector = StatsCollector([self._prometheus, interval_log])
         return interval_log
 
@@ -39,5 +39,5 @@ class MetricsPage:
             return Response(b"", media_type=CONTENT_TYPE)
         with suppress(EngineDeadError, TimeoutError):
             async with asyncio.timeout(_SCHEDULER_TIMEOUT_S):
-                self._prometheus.observe_scheduler(await self._serving.engine.get_stats())
+                self._prometheus.observe_schedulers(await self._serving.engine.get_stats_by_engine())
         return Response(self._prometheus.to_text(), headers={"content-type": CONTENT_TYPE})

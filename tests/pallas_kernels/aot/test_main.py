@@ -6,15 +6,19 @@ import pytest
 
 from pallas_kernels.aot import __main__ as aot
 from pallas_kernels.aot.registry import BASELINE, KERNELS
+from pallas_kernels.aot.report import Row
 from pallas_kernels.aot.targets import TARGETS
 from pallas_kernels.aot.workers import RowKey
 
+_FIGURES = {"seconds": 1.0, "vmem_bytes": 1, "moved_bytes": 1, "estimated_us": 1.0, "roofline_share": 0.9}
+_FIGURES |= {"spills": 0, "scalar_spills": 0, "bundles_per_kv_token": 1.0}
 
-def answer_all(refused: set[str]) -> Any:
+
+def answer_all(refused: set[str], share: float = 0.9) -> Any:
     def compile_rows(keys: Sequence[RowKey], num_processes: int) -> Iterator[tuple[RowKey, dict[str, Any]]]:
         for key in reversed(keys):
             is_compiled = key.kernel not in refused
-            figures = {"seconds": 1.0, "vmem_bytes": 1, "moved_bytes": 1, "estimated_us": 1.0, "roofline_share": 0.5}
+            figures = {**_FIGURES, "roofline_share": share}
             yield key, {"compiled": is_compiled, "reason": None if is_compiled else "E: no", "figures": figures}
 
     return compile_rows
@@ -43,6 +47,40 @@ def test_the_in_tree_kernel_may_refuse(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert aot.main(["--targets", "v6e", "--fast"]) == 0
     output, _ = capsys.readouterr()
     assert "not compiled: E: no" in output
+
+
+@pytest.mark.usefixtures("has_compilers")
+def test_a_row_below_its_limit_is_another_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(aot, "compile_rows", answer_all(set(), share=0.8))
+    assert aot.main(["--targets", "v6e", "--fast"]) == 3
+    assert "misses a limit: paged_attention / Llama-3-8B decode-64x2048 / v6e: 80.0% of" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("has_compilers")
+def test_kept_rows_of_the_in_tree_kernel_are_not_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is kept stands in the table, also in the fast one, and ours is compared with it."""
+    kept = Row(RowKey(BASELINE, "Llama-3-8B prefill-2048", "v6e"), True, None, {**_FIGURES, "estimated_us": 0.5})
+    other = kept._replace(key=kept.key._replace(target="v5e"))
+    monkeypatch.setattr(aot, "read_rows", lambda: {(row.key.shape, row.key.target): row for row in (kept, other)})
+    compiled: list[RowKey] = []
+
+    def compile_rows(keys: Sequence[RowKey], num_processes: int) -> Iterator[tuple[RowKey, dict[str, Any]]]:
+        compiled.extend(keys)
+        yield from answer_all(set())(keys, num_processes)
+
+    monkeypatch.setattr(aot, "compile_rows", compile_rows)
+    assert aot.main(["--targets", "v6e", "--fast", "--json"]) == 3
+    output, errors = capsys.readouterr()
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert [row["shape"] for row in rows if row["kernel"] == BASELINE and row["figures"]["estimated_us"] == 0.5] == [
+        "Llama-3-8B prefill-2048"
+    ]
+    assert kept.key not in compiled and len(rows) == len(compiled) + 1
+    assert "Llama-3-8B prefill-2048 / v6e: 1.0 us, the in-tree kernel takes 0.5" in errors
 
 
 def test_every_kernel_is_in_the_table_for_each_of_its_targets() -> None:

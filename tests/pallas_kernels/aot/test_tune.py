@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,13 +9,15 @@ import pytest
 from pallas_kernels.aot import tune
 from pallas_kernels.aot.tune import choose, decode_candidates, distinct_shapes, prefill_candidates
 from pallas_kernels.aot.workers import RowKey
+from pallas_kernels.paged_attention.block_sizes import default_sizes
 from pallas_kernels.paged_attention.tpu_config import TileSizes
 
 MIB = 1 << 20
 
 
-def answer(estimated_us: float, vmem_bytes: int = MIB, spills: int = 0) -> dict[str, Any]:
-    figures = {"estimated_us": estimated_us, "vmem_bytes": vmem_bytes, "spills": spills}
+def answer(estimated_us: float, vmem_bytes: int = MIB, spills: int = 0, compute_us: float = 1.0) -> dict[str, Any]:
+    figures = {"estimated_us": estimated_us, "vmem_bytes": vmem_bytes, "spills": spills, "scalar_spills": 0}
+    figures["compute_us"] = compute_us
     return {"compiled": True, "reason": None, "figures": figures}
 
 
@@ -40,6 +43,11 @@ def test_spills_lose_against_any_that_has_none() -> None:
     assert choose({key(2, 2, 2, 2): answer(8.0, spills=3)}, "s", "tpu7x") == TileSizes(2, 2, 2, 2)
 
 
+def test_of_those_that_wait_for_memory_the_one_with_least_to_compute_wins() -> None:
+    answers = {key(1, 1, 1, 1): answer(8.0, compute_us=5.0), key(2, 2, 2, 2): answer(8.0, compute_us=4.0)}
+    assert choose(answers, "s", "tpu7x") == TileSizes(2, 2, 2, 2)
+
+
 def test_nothing_fitting_is_no_choice() -> None:
     assert choose({key(1, 1, 1, 1): answer(1.0, vmem_bytes=64 * MIB)}, "s", "tpu7x") is None
 
@@ -60,8 +68,8 @@ def test_the_table_is_written_and_other_entries_stay(monkeypatch: pytest.MonkeyP
     def compile_rows(keys: Sequence[RowKey], num_processes: int) -> Iterator[tuple[RowKey, dict[str, Any]]]:
         for row in keys:
             sizes = TileSizes(*row.sizes)
-            is_best = (sizes.decode_tokens, sizes.prefill_rows) == (512, 1024 if "prefill" in row.shape else 512)
-            yield row, answer(1.0 if is_best and sizes.kv_buffer_bytes == 8 * MIB else 2.0)
+            is_best = (sizes.decode_tokens, sizes.row_block) == (2048, 256 if "prefill" in row.shape else 512)
+            yield row, answer(1.0 if is_best else 2.0)
 
     table = tmp_path / "sizes.json"
     table.write_text('{"v6e": {"old": {"decode_tokens": 1}}}')
@@ -71,9 +79,5 @@ def test_the_table_is_written_and_other_entries_stay(monkeypatch: pytest.MonkeyP
     assert tune.main(["--targets", "v6e"]) == 0
     written = json.loads(table.read_text())["v6e"]
     assert written["old"] == {"decode_tokens": 1}
-    assert written["bfloat16 H32 K8 D128 P128"] == {
-        "kv_buffer_bytes": 8 * MIB,
-        "decode_tokens": 512,
-        "prefill_tokens": 512,
-        "prefill_rows": 1024,
-    }
+    chosen = dataclasses.replace(default_sizes("v6e"), decode_tokens=2048, row_block=256, prefill_units=16)
+    assert written["bfloat16 H32 K8 D128 P128"] == dataclasses.asdict(chosen)
