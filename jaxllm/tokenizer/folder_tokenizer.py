@@ -89,7 +89,7 @@ def _build_gpt2(vocabulary_path: Path, merges_path: Path, config: TokenizerConfi
     if not all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in vocabulary.values()):
         raise ModelLoadError(f"{vocabulary_path}: each token must have an id of at least 0")
     lines = read_limited(merges_path, MAX_TOKENIZER_BYTES).decode("utf-8").split("\n")
-    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    pairs = [_split_merge(merges_path, line) for line in lines if line and not line.startswith("#version")]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=pairs))
     prefix = config.flags.get("add_prefix_space", False)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
@@ -109,3 +109,10 @@ def _build_gpt2(vocabulary_path: Path, merges_path: Path, config: TokenizerConfi
             special_tokens=[{"id": "bos", "ids": [special[bos]], "tokens": [bos]}],
         )
     return tokenizer
+
+
+def _split_merge(path: Path, line: str) -> tuple[str, str]:
+    left, _, right = line.rstrip("\r").partition(" ")
+    if not left or not right:
+        raise ModelLoadError(f"{path}: a merge must be two tokens with a space between, got {line!r:.80}")
+    return left, right

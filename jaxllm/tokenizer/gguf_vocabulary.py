@@ -74,7 +74,9 @@ def _open_sentencepiece(
     pieces = [token.replace(" ", sp.SPACE) if types[i] == sp.USER_DEFINED else token for i, token in enumerate(tokens)]
     return SentencePieceTokenizer(
         sp.write_model(pieces, scores.tolist(), _piece_types(gguf, types).tolist(), rules),
-        special={tokens[token_id]: int(token_id) for token_id in np.flatnonzero(types == sp.CONTROL) if tokens[token_id]},
+        special={
+            tokens[token_id]: int(token_id) for token_id in np.flatnonzero(types == sp.CONTROL) if tokens[token_id]
+        },
         added={},
         before=_end(gguf, "bos", tokens, default=not is_unigram),
         after=_end(gguf, "eos", tokens, default=is_unigram),

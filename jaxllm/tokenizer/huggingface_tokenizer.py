@@ -1,4 +1,4 @@
-"""HuggingFaceTokenizer: texts and token ids by the `tokenizers` library. Doesn't know where the vocabulary came from."""
+"""HuggingFaceTokenizer: texts and token ids by the `tokenizers` library. Knows no files."""
 
 from collections.abc import Sequence
 

@@ -21,17 +21,29 @@ _SCRIPTS = (
 )  # fmt: skip
 _MARKS = ((0x300, 0x36F), (0x591, 0x5BD), (0x64B, 0x652), (0x93E, 0x94D), (0xE31, 0xE3A), (0x1AB0, 0x1ABE),
           (0x20D0, 0x20DC), (0xFE00, 0xFE0F), (0x1D165, 0x1D169))  # fmt: skip
-_NUMBERS = ("0123456789", "٠١٢٣٤٥٦٧٨٩", "०१२३४५६७८९", "０１２３４５６７８９", "²³¹¼½¾", "ⅠⅡⅢⅷ", "①②③", "一二三", "𝟎𝟏𝟐", "𐄇𐄈")
+_NUMBERS = (
+    "0123456789",
+    "٠١٢٣٤٥٦٧٨٩",
+    "०१२३४५६७८९",
+    "０１２３４５６７８９",
+    "²³¹¼½¾",
+    "ⅠⅡⅢⅷ",
+    "①②③",
+    "一二三",
+    "𝟎𝟏𝟐",
+    "𐄇𐄈",
+)
 _SPACES = (" ", " ", " ", "  ", "\t", "\n", "\r\n", "\r", "\n\n", "\x0b", "\x0c", "\x85", "\xa0", "\u1680", "\u2003",
            "\u2028", "\u2029", "\u202f", "\u3000", "\u200b", "\u2060", "\ufeff", "\u180e")  # fmt: skip
 _CONTROLS = tuple(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0xAD, 0x200E, 0x200F, 0x202A, 0x202E, 0x2066, 0xFFF9]))
 _NEVER = ("\ufdd0", "\ufffe", "\uffff", "\ufffd", "\U0001ffff", "\U0010ffff", "\ue000", "\uf8ff")
 _EMOJI = ("😀", "👩‍🚀", "👨‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇫🇷", "🇫", "1️⃣", "#️⃣", "❤️", "☺", "🙃", "\u200d", "\ufe0f", "🏴󠁧󠁢󠁥󠁮󠁧󠁿")
-_WORDS = ("the", "The", " capital", "of", "don't", "I'LL", "we've", "'s", "'S", "isn’t", "naïve", "e\u0301", "HTTPServer",
-          "snake_case", "x=1;", "}\n\n}", "https://a.b/c?d=e&f", "C++", "3.14", "1,000,000", "$5", "¿qué?", "...", "——",
+_WORDS = ("the", "The", " capital", "of", "don't", "I'LL", "we've", "'s", "'S", "isn’t", "naïve", "e\u0301",
+          "HTTPServer", "snake_case", "x=1;", "}\n\n}", "https://a.b/c?d=e&f", "C++", "3.14", "1,000,000", "$5", "¿qué?", "...", "——",
           "ﬁ", "Å", "K", "ß", "İ", "ǆ", "\ufb01n", "日本語", "한국어", "שלום", "مرحبا", "ไทย", "हिन्दी")  # fmt: skip
-_MARKUP = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<bos>", "<eos>", "<unk>", "<pad>", "▁", "▁▁a",
-           "<0x0A>", "<0x41>", "<start_of_turn>", "<unused7>", "[multimodal]", "Ġ", "Ċ", "<|im_start", "##ing")  # fmt: skip
+_MARKUP = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<bos>", "<eos>", "<unk>", "<pad>", "▁",
+           "▁▁a", "<0x0A>", "<0x41>", "<start_of_turn>", "<unused7>", "[multimodal]", "Ġ", "Ċ", "<|im_start",
+           "##ing")  # fmt: skip
 
 
 def unicode_strings(count: int = NUM_STRINGS, seed: int = 20) -> Iterator[str]:
