@@ -39,7 +39,8 @@ _CONTROLS = tuple(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0xAD, 0x200E, 0x20
 _NEVER = ("\ufdd0", "\ufffe", "\uffff", "\ufffd", "\U0001ffff", "\U0010ffff", "\ue000", "\uf8ff")
 _EMOJI = ("😀", "👩‍🚀", "👨‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇫🇷", "🇫", "1️⃣", "#️⃣", "❤️", "☺", "🙃", "\u200d", "\ufe0f", "🏴󠁧󠁢󠁥󠁮󠁧󠁿")
 _WORDS = ("the", "The", " capital", "of", "don't", "I'LL", "we've", "'s", "'S", "isn’t", "naïve", "e\u0301",
-          "HTTPServer", "snake_case", "x=1;", "}\n\n}", "https://a.b/c?d=e&f", "C++", "3.14", "1,000,000", "$5", "¿qué?", "...", "——",
+          "HTTPServer", "snake_case", "x=1;", "}\n\n}",
+          "https://a.b/c?d=e&f", "C++", "3.14", "1,000,000", "$5", "¿qué?", "...", "——",
           "ﬁ", "Å", "K", "ß", "İ", "ǆ", "\ufb01n", "日本語", "한국어", "שלום", "مرحبا", "ไทย", "हिन्दी")  # fmt: skip
 _MARKUP = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<bos>", "<eos>", "<unk>", "<pad>", "▁",
            "▁▁a", "<0x0A>", "<0x41>", "<start_of_turn>", "<unused7>", "[multimodal]", "Ġ", "Ċ", "<|im_start",
