@@ -184,8 +184,8 @@ class EngineArgs:
     )
     distributed_executor_backend: str | None = _arg(
         ParallelConfig.distributed_executor_backend,
-        "how a step reaches its workers: in this process, in processes of this machine, by Ray, or as the launcher "
-        "of every rank started them; if not given, chosen by the devices there are",
+        "how a step reaches its workers: uni drives all local devices from one process, mp has a process a device; if "
+        "not given, uni",
         choices=EXECUTOR_BACKENDS,
     )
     seed: int | None = _arg(
