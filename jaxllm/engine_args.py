@@ -184,8 +184,9 @@ class EngineArgs:
     )
     distributed_executor_backend: str | None = _arg(
         ParallelConfig.distributed_executor_backend,
-        "how a step reaches its workers: uni drives all local devices from one process, mp has a process a device; if "
-        "not given, uni",
+        "how a step reaches its workers: uni drives all local devices from this process, mp has a process a device, "
+        "ray spreads over a cluster's hosts, external_launcher is for ranks that torchrun started; if not given, uni, "
+        "or ray where RAY_ADDRESS is set and this machine has too few devices",
         choices=EXECUTOR_BACKENDS,
     )
     seed: int | None = _arg(

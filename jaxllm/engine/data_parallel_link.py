@@ -35,12 +35,13 @@ from jaxllm.engine.core_messages import (
 from jaxllm.engine.core_process import CoreProcess
 from jaxllm.engine.core_runner import ReplicaThreads
 from jaxllm.engine.replica_balancer import ReplicaBalancer
+from jaxllm.exceptions import ConfigError
 from jaxllm.messages import EngineCoreOutputs, KVCacheInfo
 
 # Starts all replicas and returns a link to each; links may be the same object.
 ConnectReplicas = Callable[[EngineConfig, OnMessage], list[CoreLink]]
 
-_BACKENDS_WITHOUT_DEVICES = ("mp",)  # their core process owns none, so there may be several
+_BACKENDS_WITHOUT_DEVICES = ("mp", "ray")  # their core process owns none, so there may be several
 
 
 class DataParallelLink:
@@ -185,8 +186,17 @@ class DataParallelLink:
 
 
 def connect_core(config: EngineConfig, on_message: OnMessage) -> CoreLink:
-    """Starts an engine's core, or all its replicas, in processes of their own. A Connect."""
+    """Starts an engine's core, or all its replicas, in processes of their own. A Connect.
+
+    Raises:
+      ConfigError: Every rank must come to the same steps, which a core of its own doesn't.
+    """
     parallel = config.parallel
+    if parallel.distributed_executor_backend == "external_launcher":
+        raise ConfigError(
+            "distributed_executor_backend=external_launcher is for LLM and generate, whose ranks add the same requests "
+            "before their first step; a server's come at any time: choose mp or ray"
+        )
     if parallel.data_parallel_size == 1:
         return CoreProcess(config, on_message)
     has_several = parallel.distributed_executor_backend in _BACKENDS_WITHOUT_DEVICES

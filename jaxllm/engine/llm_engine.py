@@ -172,6 +172,8 @@ def make_client(config: EngineConfig, engine_process: EngineProcess) -> EngineCo
     Raises:
       ConfigError, ModelLoadError, DeviceError, EngineDeadError: The core can't start.
     """
+    if config.parallel.distributed_executor_backend == "external_launcher":
+        engine_process = "inproc"  # a core of its own would step while requests are still being added
     match engine_process:
         case "mp":
             return SyncMPClient(config, connect_core)

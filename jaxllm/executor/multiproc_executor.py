@@ -4,7 +4,6 @@ Every worker gets every call, in the same order. Knows neither what a ring looks
 worker_group.py does.
 """
 
-import dataclasses
 import functools
 import itertools
 import socket
@@ -17,7 +16,7 @@ from jaxllm.engine.serialization import MessageDecoder, MessageEncoder
 from jaxllm.exceptions import EngineDeadError, JaxllmError, from_name
 from jaxllm.executor.executor import WORKER_CLASS, Executor, FailureCallback
 from jaxllm.executor.failure_notice import FailureNotice
-from jaxllm.executor.ranks import output_rank, same_everywhere
+from jaxllm.executor.ranks import alone, output_rank, same_everywhere
 from jaxllm.executor.rpc_messages import FromWorker, RpcCall, RpcHello, RpcProgress, RpcReply, StartWorker
 from jaxllm.executor.shm_broadcast import AlarmError, Frame, Patience, RingReader
 from jaxllm.executor.worker_group import WorkerGroup
@@ -111,9 +110,8 @@ class MultiprocExecutor(Executor):
     def _start_message(self) -> StartWorker:
         """Returns what the workers are made from: a job of their own, without the other data parallel replicas."""
         parallel = self._config.parallel
-        alone = dataclasses.replace(parallel, data_parallel_size=1, data_parallel_rank=None)
         return StartWorker(
-            dataclasses.replace(self._config, parallel=alone),
+            alone(self._config),
             self._worker_class,
             f"127.0.0.1:{_free_port()}" if self._forms_job else None,
             num_local_devices=1,

@@ -1,10 +1,11 @@
 """Which worker speaks for all, and what all must agree on."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import msgspec
 
-from jaxllm.config import ParallelConfig
+from jaxllm.config import EngineConfig, ParallelConfig
 from jaxllm.exceptions import ConfigError
 from jaxllm.messages import KVCacheInfo
 
@@ -13,6 +14,12 @@ def output_rank(parallel: ParallelConfig, num_workers: int) -> int:
     """Returns the worker that has the first device of the last pipeline stage: a step's results end there first."""
     first_device = parallel.tensor_parallel_size * (parallel.pipeline_parallel_size - 1)
     return first_device // (parallel.world_size // num_workers)
+
+
+def alone(config: EngineConfig) -> EngineConfig:
+    """Returns the configuration of workers whose job is their replica's alone, without the other replicas."""
+    parallel = dataclasses.replace(config.parallel, data_parallel_size=1, data_parallel_rank=None)
+    return dataclasses.replace(config, parallel=parallel)
 
 
 def same_everywhere(infos: Sequence[KVCacheInfo]) -> KVCacheInfo:

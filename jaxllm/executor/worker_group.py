@@ -13,7 +13,6 @@ spawned ends. A death or a standstill raises the alarm, which wakes everybody wh
 
 import contextlib
 import os
-import re
 import select
 import signal
 import socket
@@ -31,13 +30,13 @@ from jaxllm.executor.heartbeat import LOOK_S, HeartbeatWatch, make_heartbeat_mem
 from jaxllm.executor.rpc_messages import RpcCall
 from jaxllm.executor.shm_broadcast import AlarmError, Patience, RingReader, RingShape, RingWriter, make_memory
 from jaxllm.executor.worker_proc import SHUTDOWN, WorkerHandles
+from jaxllm.executor.worker_wrapper import without_device_counts
 from jaxllm.logger import get_logger
 
 _logger = get_logger(__name__)
 
 _MODULE = "jaxllm.executor.worker_proc"
 _SHUTDOWN_TIMEOUT_S = 3.0
-_FORCED_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S+")
 _READ_BYTES = 1 << 16
 
 
@@ -227,13 +226,9 @@ class WorkerGroup:
 
 
 def _environment() -> dict[str, str]:
-    """Returns a worker's environment: ours, with our modules; how many CPU devices it has is said when it starts."""
+    """Returns a worker's environment: ours, with our modules."""
     path = os.pathsep.join(str(entry) or os.getcwd() for entry in sys.path)
-    environment = {**os.environ, "PYTHONPATH": path}
-    flags = _FORCED_DEVICE_COUNT.sub("", environment.get("XLA_FLAGS", "")).strip()
-    environment.pop("XLA_FLAGS", None)
-    environment.pop("JAX_NUM_CPU_DEVICES", None)
-    return {**environment, "XLA_FLAGS": flags} if flags else environment
+    return {**without_device_counts(os.environ), "PYTHONPATH": path}
 
 
 def _death(worker: _Worker) -> str:

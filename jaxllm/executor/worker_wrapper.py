@@ -6,8 +6,9 @@ A method's arguments and value are frames of bytes here; the annotations of the 
 import importlib
 import inspect
 import os
+import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxllm.engine.serialization import DecodeError, Frame, MessageDecoder, MessageEncoder
@@ -17,7 +18,8 @@ from jaxllm.logger import get_logger
 
 _logger = get_logger(__name__)
 
-_DISTRIBUTED = "sharding.distributed"
+DISTRIBUTED = "sharding.distributed"
+_FORCED_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S+")
 
 
 class Failure(NamedTuple):
@@ -72,7 +74,7 @@ class WorkerWrapper:
             self._worker.shutdown()
             self._worker = None
         if self._is_distributed:
-            importlib.import_module(_DISTRIBUTED).shutdown()
+            importlib.import_module(DISTRIBUTED).shutdown()
             self._is_distributed = False
 
     def execute_method(self, name: str, arguments: Sequence[Frame]) -> list[Frame] | Failure:
@@ -95,6 +97,13 @@ class WorkerWrapper:
 
 
 _OWN_METHODS = ("init_worker", "shutdown", "update_environment_variables")
+
+
+def without_device_counts(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment that doesn't say how many CPU devices there are: init_worker does."""
+    rest = {name: value for name, value in environment.items() if name not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
+    flags = _FORCED_DEVICE_COUNT.sub("", environment.get("XLA_FLAGS", "")).strip()
+    return {**rest, "XLA_FLAGS": flags} if flags else rest
 
 
 def find_method(owner: Any, name: str) -> Callable[..., Any]:
@@ -124,7 +133,7 @@ def join_job(start: StartWorker, num_processes: int, rank: int, local_rank: int)
       ConfigError: It has others.
       DeviceError: The other processes don't come, or a device can't be used.
     """
-    distributed = importlib.import_module(_DISTRIBUTED)  # brings JAX with it
+    distributed = importlib.import_module(DISTRIBUTED)  # brings JAX with it
     count = start.num_local_devices
     first = start.first_device + local_rank * count
     try:

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+import msgspec
 import numpy as np
 
 from jaxllm.config import EngineConfig, ParallelConfig
@@ -87,9 +88,7 @@ class Unequal(AlphabetWorker):
 
     def initialize(self) -> KVCacheInfo:
         info = super().initialize()
-        return KVCacheInfo(
-            info.num_device_blocks + rank(), *[getattr(info, name) for name in info.__struct_fields__[1:]]
-        )
+        return msgspec.structs.replace(info, num_device_blocks=info.num_device_blocks + rank())
 
 
 def worker_config(
