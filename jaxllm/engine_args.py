@@ -237,7 +237,8 @@ class EngineArgs:
             load_format=self.load_format,
             dtype=self.dtype,
             quantization=self._stored_quantization(checkpoint),
-            seed=self.seed,
+            # Ranks that somebody else has started have no channel to agree on one.
+            seed=0 if self.seed is None and backend == "external_launcher" else self.seed,
             generation_config=checkpoint.generation_config,
             cache=CacheConfig(
                 block_size=self.block_size,

@@ -19,6 +19,7 @@ from typing import Protocol
 from jaxllm.config import CacheConfig, SchedulerConfig
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.entrypoints.arg_parser import ArgParser
+from jaxllm.exceptions import JaxllmError, exit_code
 from jaxllm.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -31,6 +32,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.worker.buckets import max_num_draws, token_ladder
 
+_EXECUTOR_COST = "jaxllm.bench.executor_cost"
 _INPUT_BATCH = "jaxllm.worker.input_batch:InputBatch"
 _NUM_SEQS = (1, 16, 64, 256, 1024)
 _PROMPT_LENS = (64, 192)  # drawn between these, so that the sequences don't fill their blocks in the same step
@@ -138,6 +140,8 @@ class HostLoop:
 def main(argv: Sequence[str]) -> int:
     """Measures, prints the result and returns the exit code."""
     args = _make_parser().parse(argv)
+    if args.executor is not None:
+        return _compare_executors(args)
     results = [measure(num_seqs, args.steps) for num_seqs in args.num_seqs]
     if args.json:
         sys.stdout.write("".join(json.dumps(asdict(result)) + "\n" for result in results))
@@ -146,6 +150,24 @@ def main(argv: Sequence[str]) -> int:
     for result in results:
         values = asdict(result)
         sys.stdout.write(_line(str(result.num_seqs), *(f"{values[name]:.0f}" for name in _COLUMNS)))
+    return 0
+
+
+def _compare_executors(args: argparse.Namespace) -> int:
+    cost = importlib.import_module(_EXECUTOR_COST)
+    try:
+        results = [asdict(cost.measure(args.executor, num_seqs, args.steps)) for num_seqs in args.num_seqs]
+    except JaxllmError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return exit_code(error)
+    if args.json:
+        sys.stdout.write("".join(json.dumps(result) + "\n" for result in results))
+        return 0
+    sys.stdout.write(
+        f"microseconds a step, {cost.NUM_WORKERS} workers\n" + _line("seqs", "uni", args.executor, "added")
+    )
+    for result in results:
+        sys.stdout.write(_line(*(f"{value:.0f}" for value in result.values())))
     return 0
 
 
@@ -206,6 +228,11 @@ def _make_parser() -> ArgParser:
         default=200,
         metavar="N",
         help=f"timed steps for each number, at most {_MAX_STEPS} (default: 200)",
+    )
+    parser.add_argument(
+        "--executor",
+        choices=("mp", "ray"),
+        help="measure instead what this executor with two workers adds to a step, over one worker in this process",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line instead of a table")
     return parser

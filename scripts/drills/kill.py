@@ -1,4 +1,4 @@
-"""kill -9 in both directions, again and again.
+"""kill -9 in both directions, and of a worker, which is frozen as well; again and again.
 
 The promises: 2 s until every stream has its error, 5 s until nothing is left.
 """
@@ -21,6 +21,7 @@ import psutil
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.sampling_params import SamplingParams
+from scripts.drills import worker_faults
 from tests.fakes.fake_cores import fake_config, fake_front_end
 
 _NUM_STREAMS = 32
@@ -38,9 +39,15 @@ def main() -> int:
         asyncio.run(_serve())
         return 0
     rng = random.Random(args.seed)
-    for name, drill in (("core", _kill_core), ("front end", _kill_front_end)):
+    drills = {
+        "kill -9 of the core": _kill_core,
+        "kill -9 of the front end": _kill_front_end,
+        "kill -9 of a worker": worker_faults.kill_worker,
+        "SIGSTOP of a worker": worker_faults.freeze_worker,
+    }
+    for name, drill in drills.items():
         times_s = [drill(rng) for _ in range(args.times)]
-        print(f"kill -9 of the {name}: {len(times_s)} of {args.times}, at most {max(times_s):.2f} s")
+        print(f"{name}: {len(times_s)} of {args.times}, at most {max(times_s):.2f} s", flush=True)
     return 0
 
 

@@ -99,6 +99,9 @@ def worker_config(
 
 
 def mp_executor(config: EngineConfig, worker: str, chunk_bytes: int = 1 << 20) -> MultiprocExecutor:
+    """Returns an executor of as many workers as the configuration says, but two at least."""
+    if config.parallel.world_size == 1:
+        config = dataclasses.replace(config, parallel=ParallelConfig(tensor_parallel_size=2))
     return MultiprocExecutor(config, f"{FAKES}:{worker}", forms_job=False, chunk_bytes=chunk_bytes)
 
 
