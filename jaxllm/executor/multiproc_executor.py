@@ -157,10 +157,13 @@ class MultiprocExecutor(Executor):
                 head, body = self._read(response, patience)
                 if isinstance(head, RpcProgress) and rank == min(awaited):
                     report_progress(head.phase, head.percent, head.eta_s)
-                if not isinstance(head, RpcReply) or head.call_id != call.call_id:
-                    continue  # of a call that nobody waits for any more
-                if head.error is not None:
+                if not isinstance(head, RpcReply):
+                    continue
+                # A worker that failed at a step isn't where the others are, even if nobody waited for it.
+                if head.error is not None and (head.call_id == call.call_id or head.is_unasked):
                     raise self._error(group, head.error, head.message)
+                if head.call_id != call.call_id:
+                    continue  # of a call that nobody waits for any more
                 values[rank] = _decoder(returns).decode(body)
         return [values[rank] for rank in sorted(values)]
 

@@ -58,7 +58,8 @@ class RayDistributedExecutor(Executor):
         self._encoder = MessageEncoder()
         self._actors: list[Any] = []  # by rank
         self._homes: list[tuple[str, int]] = []  # each actor's node and process id
-        self._unanswered: dict[Any, int] = {}  # replies that nobody has waited for -> rank
+        # Replies that nobody has waited for -> rank, and whether of a step.
+        self._unanswered: dict[Any, tuple[int, bool]] = {}
         self._group: Any = None
         self._output_rank = 0
         self._failure: str | None = None
@@ -166,30 +167,31 @@ class RayDistributedExecutor(Executor):
             self.check_health()
             frames = self._encode(args)
             refs = {_in_turn(actor.call).remote(method, frames): rank for rank, actor in enumerate(self._actors)}
-            self._unanswered |= refs
+            self._unanswered |= {ref: (rank, method == "execute_model") for ref, rank in refs.items()}
             deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
             values: dict[int, Any] = {}
             while len(values) < len(awaited):
                 if deadline_s is not None and time.monotonic() > deadline_s:
                     raise TimeoutError(f"the workers haven't answered {method} within {timeout_s:g} s")
                 for ref in ray.wait(list(self._unanswered), timeout=_LOOK_S)[0]:
-                    rank = self._unanswered.pop(ref)
-                    body = self._reply(rank, ref)
-                    if ref in refs and rank in awaited:
-                        values[rank] = _decoder(returns).decode(body)
+                    rank, is_of_step = self._unanswered.pop(ref)
+                    result = self._reply(rank, ref)
+                    if isinstance(result, Failure):
+                        # A worker that failed at a step isn't where the others are, even if nobody waited for it.
+                        if ref in refs or is_of_step:
+                            raise from_name(result.error, result.message)
+                    elif ref in refs and rank in awaited:
+                        values[rank] = _decoder(returns).decode(result)
                 self.check_health()
             return [values[rank] for rank in sorted(values)]
 
-    def _reply(self, rank: int, ref: Any) -> list[bytes]:
+    def _reply(self, rank: int, ref: Any) -> list[bytes] | Failure:
         try:
-            result = ray.get(ref)
+            result: list[bytes] | Failure = ray.get(ref)
+            return result
         except ray.exceptions.RayError as error:
             self._fail(_death(rank, error))
-            raise EngineDeadError(_death(rank, error)) from error
-        if isinstance(result, Failure):
-            raise from_name(result.error, result.message)
-        frames: list[bytes] = result
-        return frames
+            raise EngineDeadError(self._failure or _death(rank, error)) from error
 
     def _encode(self, args: tuple[Any, ...]) -> list[bytes]:
         return [bytes(frame) for frame in self._encoder.encode(args)]

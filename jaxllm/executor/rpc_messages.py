@@ -33,12 +33,14 @@ class RpcProgress(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p
 class RpcReply(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="reply"):
     """The call's value is in the body; or it failed, and there is no body.
 
-    `error` is the name of one of our exceptions, as exceptions.from_name understands it.
+    error: The name of one of our exceptions, as exceptions.from_name understands it.
+    is_unasked: Whether the call wanted another worker's reply, and none from this one.
     """
 
     call_id: int
     error: str | None = None
     message: str = ""
+    is_unasked: bool = False
 
 
 FromWorker = RpcHello | RpcProgress | RpcReply

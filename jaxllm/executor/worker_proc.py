@@ -92,7 +92,7 @@ def worker_busy_loop(wrapper: WorkerWrapper, reader: RingReader, send: Callable[
         else:
             result = wrapper.execute_method(call.method, frames[1:])
         if isinstance(result, Failure):
-            reply(RpcReply(call.call_id, result.error, result.message))
+            reply(RpcReply(call.call_id, result.error, result.message, not is_mine))
         elif is_mine:
             reply(RpcReply(call.call_id), result)
         if call.method == SHUTDOWN:
