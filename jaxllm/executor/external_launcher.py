@@ -5,9 +5,10 @@ is sent from rank to rank but what the model's programs exchange: all ranks must
 order, and their schedulers must come to the same steps by themselves. What would let them differ is refused.
 """
 
+import contextlib
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxllm.config import EngineConfig
@@ -17,6 +18,8 @@ from jaxllm.executor.rpc_messages import StartWorker
 from jaxllm.executor.uniproc_executor import UniProcExecutor
 from jaxllm.executor.worker_wrapper import DISTRIBUTED, join_job
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
+
+_STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2
 
 
 class LauncherEnvironment(NamedTuple):
@@ -75,21 +78,26 @@ class ExecutorWithExternalLauncher(Executor):
             launcher.coordinator,
             num_local_devices=parallel.world_size // launcher.world_size,
         )
-        join_job(start, launcher.world_size, launcher.rank, launcher.local_rank)
-        info = self._uni.initialize()
+        with _standard_output_kept_clean():
+            join_job(start, launcher.world_size, launcher.rank, launcher.local_rank)
+            info = self._uni.initialize()
+            self._check_agreement(info)
+        return info
+
+    def _check_agreement(self, info: KVCacheInfo) -> None:
         # The worker has agreed with the others on its blocks; had it not, the schedulers would go different ways.
         distributed = importlib.import_module(DISTRIBUTED)
         for name, count in (("device", info.num_device_blocks), ("host", info.num_host_blocks)):
             least = distributed.agree_on_min(count)
             if distributed.agree_on_min(-count) != -least:
                 raise ConfigError(
-                    f"every rank must have the same KV cache, rank {launcher.rank} has {count} {name} blocks, another "
-                    "one a different number; set --num-gpu-blocks-override"
+                    f"every rank must have the same KV cache, rank {self._launcher.rank} has {count} {name} blocks, "
+                    "another one a different number; set --num-gpu-blocks-override"
                 )
-        return info
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        return self._uni.execute_model(scheduler_output)
+        with _standard_output_kept_clean():
+            return self._uni.execute_model(scheduler_output)
 
     def collective_rpc(
         self, method: str, args: tuple[Any, ...] = (), returns: Any = None, timeout_s: float | None = None
@@ -107,6 +115,18 @@ class ExecutorWithExternalLauncher(Executor):
         """Leaves the job; waits a few seconds for the other ranks to do so too."""
         self._uni.shutdown()
         importlib.import_module(DISTRIBUTED).shutdown()
+
+
+@contextlib.contextmanager
+def _standard_output_kept_clean() -> Iterator[None]:
+    """Sends what native code prints to standard error: gloo tells of each connection, in the middle of our text."""
+    kept = os.dup(_STANDARD_OUTPUT)
+    os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)
+    try:
+        yield
+    finally:
+        os.dup2(kept, _STANDARD_OUTPUT)
+        os.close(kept)
 
 
 def _check(config: EngineConfig, num_processes: int) -> None:
