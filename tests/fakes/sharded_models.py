@@ -1,15 +1,18 @@
 """Runs models on eight virtual CPU devices, in a process of its own: JAX counts its devices once.
 
     python -m tests.fakes.sharded_models families FOLDER TP PP FAMILY/CASE ...
-    python -m tests.fakes.sharded_models smollm2 FOLDER TP PP
+    python -m tests.fakes.sharded_models smollm2 FOLDER TP PP [BACKEND]
+    python -m tests.fakes.sharded_models tiny FOLDER TP PP [BACKEND]
 
-prints one JSON object. `run` starts it.
+prints one JSON object. `run` starts it; `run_ranks` starts as many as the external launcher would.
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +26,44 @@ _PROMPTS = [
     "The three primary colours are red, blue and",
     "The capital of France is",
 ]
+_TINY_PROMPTS = [{"prompt_token_ids": ids} for ids in ([*range(9, 27)], [*range(9, 23), 5], [*range(30, 40)], [7, 8])]
 _NUM_PROMPT_TOKENS = 20  # of the golden cases
 
 
 def run(*arguments: object) -> Any:
     """Returns what this module printed for these arguments."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    return _result(_start({}, *arguments))
+
+
+def run_ranks(num_ranks: int, *arguments: object) -> list[Any]:
+    """Returns what each rank printed that an external launcher started with these arguments."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        _start({**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}, *arguments, "external_launcher")
+        for rank in range(num_ranks)
+    ]
+    return [_result(rank) for rank in ranks]
+
+
+def _start(environment: Mapping[str, str], *arguments: object) -> "subprocess.Popen[str]":
+    usual = {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
+    return subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.sharded_models", *map(str, arguments)],
         cwd=ROOT,
-        env=environment,
-        capture_output=True,
+        env={**os.environ, **usual, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=_TIMEOUT_S,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _result(process: "subprocess.Popen[str]") -> Any:
+    output, errors = process.communicate(timeout=_TIMEOUT_S)
+    assert process.returncode == 0, errors[-4000:]
+    return json.loads(output.splitlines()[-1])
 
 
 def _families(folder: Path, num_tensor: int, num_stages: int, *cases: str) -> dict[str, Any]:
@@ -70,12 +95,21 @@ def _golden(folder: Path, case_id: str, num_tensor: int, num_stages: int) -> tup
     return tokens, np.array(scores)
 
 
-def _smollm2(folder: Path, num_tensor: int, num_stages: int) -> dict[str, Any]:
+def _smollm2(folder: Path, num_tensor: int, num_stages: int, backend: str = "uni") -> dict[str, Any]:
+    return _answers("smollm2", _PROMPTS, num_tensor, num_stages, backend)
+
+
+def _tiny(folder: Path, num_tensor: int, num_stages: int, backend: str = "uni") -> dict[str, Any]:
+    return _answers(str(folder), _TINY_PROMPTS, num_tensor, num_stages, backend)
+
+
+def _answers(model: str, prompts: list[Any], num_tensor: int, num_stages: int, backend: str) -> dict[str, Any]:
     """Returns tokens of requests that share prefixes, fork, are swapped out and search beams."""
     from jaxllm import LLM, SamplingParams
 
     llm = LLM(
-        "smollm2",
+        model,
+        distributed_executor_backend=backend,
         engine_process="inproc",
         tensor_parallel_size=num_tensor,
         pipeline_parallel_size=num_stages,
@@ -95,10 +129,10 @@ def _smollm2(folder: Path, num_tensor: int, num_stages: int) -> dict[str, Any]:
         SamplingParams(n=2, temperature=0.0, use_beam_search=True, **common),
     ]
     with llm:
-        outputs = llm.generate(_PROMPTS, params, use_tqdm=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         tokens = [[list(sequence.token_ids) for sequence in output.outputs] for output in outputs]
         for _ in range(2):  # the second time its prompt is still in the cache
-            again = llm.generate(_PROMPTS[:1], params[:1], use_tqdm=False)[0]
+            again = llm.generate(prompts[:1], params[:1], use_tqdm=False)[0]
         stats = llm.llm_engine.stats
         return {
             "greedy": [*tokens[:2], [list(again.outputs[0].token_ids)]],
@@ -112,5 +146,5 @@ def _smollm2(folder: Path, num_tensor: int, num_stages: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     _kind, _folder, _num_tensor, _num_stages, *_rest = sys.argv[1:]
-    _function = {"families": _families, "smollm2": _smollm2}[_kind]
+    _function = {"families": _families, "smollm2": _smollm2, "tiny": _tiny}[_kind]
     print(json.dumps(_function(Path(_folder), int(_num_tensor), int(_num_stages), *_rest)))
