@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.bench import host
+from jaxllm.bench import executor_cost, host
 from jaxllm.bench.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -69,3 +69,23 @@ def test_the_other_benchmarks_load_no_device_side() -> None:
     code = "import sys, jaxllm.bench.__main__; print('jax' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout == "False\n"
+
+
+def test_what_worker_processes_add(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("host --executor mp --num-seqs 4 --steps 3 --json".split()) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    times = json.loads(line)
+    assert times["num_seqs"] == 4
+    assert times["added"] == times["other"] - times["uni"]
+    assert times["other"] > 0 and times["uni"] > 0
+
+
+def test_the_table_of_executors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    times = executor_cost.ExecutorTimes(num_seqs=64, uni=15.4, other=217.0, added=201.6)
+    monkeypatch.setattr(executor_cost, "measure", lambda backend, num_seqs, num_steps: times)
+    assert main("host --executor mp --num-seqs 64".split()) == 0
+    assert capsys.readouterr().out == (
+        "microseconds a step, 2 workers\n"
+        "    seqs       uni        mp     added\n"
+        "      64        15       217       202\n"
+    )
