@@ -69,7 +69,7 @@ class RayDistributedExecutor(Executor):
         self._lock = threading.Lock()  # one call at a time
 
     def initialize(self) -> KVCacheInfo:
-        _connect(self._config.parallel.world_size)
+        _connect()
         try:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             placement = place_workers(self._config.parallel, nodes)
@@ -237,7 +237,7 @@ class RayDistributedExecutor(Executor):
             ray.remote(num_cpus=0, max_retries=0)(_kill).options(scheduling_strategy=on_node).remote(pid)
 
 
-def _connect(num_cpus: int) -> None:
+def _connect() -> None:
     """Connects to the cluster that RAY_ADDRESS names, or that runs on this machine; else starts one of our own."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS") or "auto"
@@ -248,10 +248,8 @@ def _connect(num_cpus: int) -> None:
     except ConnectionError as error:
         if address != "auto":
             raise EngineDeadError(f"the Ray cluster at RAY_ADDRESS={address} can't be reached: {error}") from error
-    num_cpus = max(num_cpus, os.cpu_count() or 1)
-    # Ray takes the variable before the argument.
-    os.environ.pop("RAY_ADDRESS", None)
-    ray.init("local", num_cpus=num_cpus, include_dashboard=False, logging_level=logging.WARNING)
+    os.environ.pop("RAY_ADDRESS", None)  # Ray takes the variable before the argument
+    ray.init("local", include_dashboard=False, logging_level=logging.WARNING)
 
 
 def _in_turn(method: Any) -> Any:

@@ -1,7 +1,6 @@
 """Which executor is chosen, and what is refused before anything is loaded."""
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,15 +43,36 @@ def test_the_choice(
     if address:
         monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(choice, "_count_local_devices", lambda: num_devices)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(choice, "_is_installed", lambda name: name == "ray")
     parallel = ParallelConfig(tensor_parallel_size=tp, distributed_executor_backend=asked)
     assert choose_backend(parallel) == backend
 
 
 def test_ray_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(choice, "_is_installed", lambda name: False)
     with pytest.raises(ConfigError, match=r"needs Ray, which isn't installed; pip install 'jaxllm\[ray\]'"):
         choose_backend(ParallelConfig(distributed_executor_backend="ray"))
+
+
+@pytest.mark.parametrize(
+    ("platforms", "has_chips", "is_refused"),
+    [("", True, True), ("tpu,cpu", True, True), ("cpu", True, False), ("", False, False)],
+)
+def test_a_tpu_host_has_one_process(
+    platforms: str, has_chips: bool, is_refused: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr(choice, "_TPU_DEVICES", (f"{tmp_path}/{'accel' if has_chips else 'vfio'}[0-9]*",))
+    monkeypatch.setattr(choice, "_is_installed", lambda name: True)
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    parallel = ParallelConfig(distributed_executor_backend="mp")
+    if is_refused:
+        with pytest.raises(
+            ConfigError, match="TPU chips of a host belong to one process; leave it out"
+        ):
+            choose_backend(parallel)
+    else:
+        assert choose_backend(parallel) == "mp"
 
 
 def test_the_configuration_names_the_executor(tmp_path: Path) -> None:

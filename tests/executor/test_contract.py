@@ -20,7 +20,7 @@ def _start(backend: str, environment: Mapping[str, str] | None = None) -> "subpr
     return subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.executor_contract", backend],
         cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": "local", **(environment or {})},
+        env={"RAY_ADDRESS": "local", **os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -49,11 +49,11 @@ def run_ranks(num_ranks: int, *arguments: object) -> list[Any]:
 
 
 def _start(environment: Mapping[str, str], *arguments: object) -> "subprocess.Popen[str]":
-    usual = {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
+    usual = {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.sharded_models", *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, **usual, **environment},
+        env={"RAY_ADDRESS": "local", **os.environ, **usual, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
