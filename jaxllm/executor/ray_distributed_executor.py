@@ -35,10 +35,10 @@ _START_TIMEOUT_S = 600.0
 _LOAD_TIMEOUT_S = 7200.0
 _STEP_TIMEOUT_S = 600.0
 _SHUTDOWN_TIMEOUT_S = 15.0
-_LOOK_S = 1.0
-_MAX_SILENT_LOOKS = 3
+_LOOK_S = 0.6
+_MAX_SILENT_LOOKS = 4
 # A native call may hold up an actor's threads while it loads and compiles; its processor time can't be seen from here.
-_MAX_SILENT_LOOKS_LOADING = 60
+_MAX_SILENT_LOOKS_LOADING = 100
 
 
 class RayDistributedExecutor(Executor):
@@ -210,7 +210,7 @@ class RayDistributedExecutor(Executor):
             silent = silent + 1 if late else 0
             limit = _MAX_SILENT_LOOKS if self._is_loaded else _MAX_SILENT_LOOKS_LOADING
             if silent >= limit:
-                return self._fail(f"worker {refs[late[0]]} stands still: no sign of life for {silent * _LOOK_S:g} s")
+                return self._fail(f"worker {refs[late[0]]} stands still: no sign of life for {silent * _LOOK_S:.1f} s")
             if not late:
                 refs = self._ping()
         return None

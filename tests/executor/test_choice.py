@@ -67,9 +67,7 @@ def test_a_tpu_host_has_one_process(
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     parallel = ParallelConfig(distributed_executor_backend="mp")
     if is_refused:
-        with pytest.raises(
-            ConfigError, match="TPU chips of a host belong to one process; leave it out"
-        ):
+        with pytest.raises(ConfigError, match="TPU chips of a host belong to one process; leave it out"):
             choose_backend(parallel)
     else:
         assert choose_backend(parallel) == "mp"
