@@ -136,8 +136,7 @@ def dequantize(weight: QuantizedWeight, scheme: Scheme) -> np.ndarray:
     values: np.ndarray = weight.values.astype(np.float32)
     scales = weight.scales
     if values.ndim == 3:
-        every: np.ndarray = np.repeat(scales, values.shape[1] // scales.shape[1], axis=1)
-        values = values * every
+        values *= np.repeat(scales, values.shape[1] // scales.shape[1], axis=1)
         return values
     widened: np.ndarray = values * np.repeat(scales.T, values.shape[1] // len(scales), axis=1)
     return _rotated(widened, scheme.rotation(values.shape[1]))

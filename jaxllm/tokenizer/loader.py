@@ -10,25 +10,27 @@ from typing import Any
 import tokenizers
 
 from jaxllm.exceptions import InvalidRequestError, ModelLoadError
-from jaxllm.model_loader.checkpoint import Checkpoint
+from jaxllm.model_loader.checkpoint import OpenedModel
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.hf_config import token_ids
 from jaxllm.model_loader.model_files import read_json, refuse_lfs_pointer
+from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
 from jaxllm.tokenizer.gguf_vocabulary import build_gguf_tokenizer
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 MAX_TOKENIZER_BYTES = 1 << 28
 
 
-def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+def open_tokenizer(checkpoint: OpenedModel) -> Tokenizer:
     """Opens the tokenizer that a checkpoint brings.
 
     Raises:
       ModelLoadError: It has none, or a damaged one.
       UnsupportedModelError: Its vocabulary is of a kind that isn't read.
     """
-    if isinstance(checkpoint, GGUFCheckpoint):
-        backend, chat_template = build_gguf_tokenizer(checkpoint.gguf), _gguf_template(checkpoint)
+    gguf = checkpoint.gguf if isinstance(checkpoint, GGUFCheckpoint | OrbaxCheckpoint) else None
+    if gguf is not None:
+        backend, chat_template = build_gguf_tokenizer(gguf), gguf.get("tokenizer.chat_template", str)
     else:
         backend, chat_template = _read_tokenizer_json(checkpoint.path), _folder_template(checkpoint.path)
     bos_ids = token_ids(checkpoint.config, "bos_token_id")
@@ -78,10 +80,6 @@ class HuggingFaceTokenizer:
     def to_json(self) -> str:
         """Returns the tokenizer in the form of a tokenizer.json file."""
         return self._backend.to_str()
-
-
-def _gguf_template(checkpoint: GGUFCheckpoint) -> str | None:
-    return checkpoint.gguf.get("tokenizer.chat_template", str)
 
 
 def _read_tokenizer_json(folder: Path) -> tokenizers.Tokenizer:

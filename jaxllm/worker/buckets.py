@@ -28,14 +28,19 @@ def token_ladder(max_num_batched_tokens: int, platform: str) -> tuple[int, ...]:
     return tuple(ladder)
 
 
-def pass_lens(ladder: Sequence[int], num_tokens: int) -> list[int]:
+def pass_lens(ladder: Sequence[int], num_tokens: int, num_stages: int = 1) -> list[int]:
     """Returns how many tokens each forward pass of a step computes: full passes, then what is left.
+
+    A pipeline of stages gets as many passes as it can work on at once.
 
     >>> pass_lens((64, 128), 300)
     [128, 128, 44]
+    >>> pass_lens((64, 128), 5, num_stages=2)
+    [3, 2]
     """
-    num_full, left = divmod(num_tokens, ladder[-1])
-    return [ladder[-1]] * num_full + [left] * (left > 0)
+    full = min(ladder[-1], max(1, -(-num_tokens // num_stages)))
+    num_full, left = divmod(num_tokens, full)
+    return [full] * num_full + [left] * (left > 0)
 
 
 def num_seqs_at(num_tokens: int, max_num_seqs: int) -> int:

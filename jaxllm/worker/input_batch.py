@@ -51,9 +51,16 @@ class InputBatch:
     """Rows of tokens, block tables and sampling parameters, one a live sequence."""
 
     def __init__(
-        self, max_num_seqs: int, max_num_draws: int, max_model_len: int, block_size: int, ladder: tuple[int, ...]
+        self,
+        max_num_seqs: int,
+        max_num_draws: int,
+        max_model_len: int,
+        block_size: int,
+        ladder: tuple[int, ...],
+        num_stages: int = 1,
     ) -> None:
         self._ladder = ladder
+        self._num_stages = num_stages
         self._max_num_draws = max_num_draws
         self._max_num_seqs = max_num_seqs
         self._block_size = block_size
@@ -111,8 +118,8 @@ class InputBatch:
     def to_forward_batches(self, step: SchedulerOutput) -> list[PassInputs]:
         """Gathers and pads the step's tokens and draws, and counts the tokens as computed.
 
-        Mostly one pass. A step longer than the ladder takes several, in order: a sequence may begin in one and go
-        on in the next, which reads what the first has written to the KV cache.
+        Mostly one pass. A step longer than the ladder takes several, and so does one on several pipeline stages, in
+        order: a sequence may begin in one and go on in the next, which reads what the first wrote to the KV cache.
 
         Longest sequences come first: the XLA attention works on groups of neighbours.
         """
@@ -124,7 +131,7 @@ class InputBatch:
         counts = np.array(list(step.num_scheduled_tokens.values()), np.int32)[order]
         first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)  # first token of each sequence
         passes, begin = [], 0
-        for num_tokens in pass_lens(self._ladder, int(first[-1])):
+        for num_tokens in pass_lens(self._ladder, int(first[-1]), self._num_stages):
             cuts = np.clip(first, begin, begin + num_tokens)
             mine = np.flatnonzero(np.diff(cuts))
             pass_ids = seq_ids if len(mine) == len(seq_ids) else [seq_ids[index] for index in mine.tolist()]

@@ -13,6 +13,8 @@ from jaxllm.worker.compile_counter import CompileCounter
 from jaxllm.worker.input_batch import DrawRound, InputBatch, PassInputs, PromptPosition
 from jaxllm.worker.pipeline import Pipeline
 
+Hidden = jax.Array | None  # None in a process that has no part of the last stage
+
 
 class ModelRunner:
     """Runs one step: the rows of InputBatch through the pipeline."""
@@ -47,7 +49,7 @@ class ModelRunner:
     def _sample(
         self,
         num_tokens: int,
-        hidden: jax.Array,
+        hidden: Hidden,
         draws: DrawRound,
         sampled: dict[int, list[SampledToken]],
         candidates: dict[int, BeamCandidates],
@@ -66,7 +68,7 @@ class ModelRunner:
                 token = SampledToken(token_id, None if num is None else _token_logprobs(scored, row, num))
                 sampled.setdefault(seq_id, []).append(token)
 
-    def _score_prompts(self, inputs: PassInputs, hidden: jax.Array, scores: dict[int, list[TokenLogprobs]]) -> None:
+    def _score_prompts(self, inputs: PassInputs, hidden: Hidden, scores: dict[int, list[TokenLogprobs]]) -> None:
         """Adds the scores of prompt tokens, computed as many at a time as a round of draws has rows."""
         size = num_seqs_at(inputs.size, self._max_num_draws)
         positions = inputs.prompt_positions
@@ -77,9 +79,7 @@ class ModelRunner:
                 num = self._input_batch.num_prompt_logprobs(position.seq_id)
                 scores.setdefault(position.seq_id, []).append(_token_logprobs(scored, row, num))
 
-    def _score_group(
-        self, group: Sequence[PromptPosition], num_tokens: int, size: int, hidden: jax.Array
-    ) -> ScoredTokens:
+    def _score_group(self, group: Sequence[PromptPosition], num_tokens: int, size: int, hidden: Hidden) -> ScoredTokens:
         indices, token_ids = np.zeros(size, np.int32), np.zeros(size, np.int32)
         indices[: len(group)] = [position.token_index for position in group]
         token_ids[: len(group)] = [position.next_token_id for position in group]

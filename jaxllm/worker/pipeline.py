@@ -8,7 +8,7 @@ exchanges between stages that concern them, in the same order.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,12 +19,13 @@ from jaxllm.layers.forward_batch import ForwardBatch, LogitBias, SamplingBatch
 from jaxllm.layers.sampler import ScoredTokens
 from jaxllm.worker.cache_engine import CacheEngine
 from jaxllm.worker.programs import BIAS_BATCH, CompiledPrograms
+from jaxllm.worker.stage_exchange import StageExchange
 from jaxllm.worker.step_fn import StepModel
-from sharding.partition import fetch, put, replicated
+from sharding.partition import put, replicated
 
 
 class Stage(NamedTuple):
-    """Consecutive layers on devices of their own."""
+    """Consecutive layers on devices of their own, some of which are this process's."""
 
     mesh: Mesh
     model: StepModel
@@ -36,11 +37,12 @@ class Pipeline:
     """Runs the programs of one step on every stage of this process.
 
     Args:
-      stages: In order.
+      stages: In order; None for one that is wholly another process's.
+      exchange: What goes between them.
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self._stages = tuple(stages)
+    def __init__(self, stages: Sequence[Stage | None], exchange: StageExchange) -> None:
+        self._stages, self._exchange = tuple(stages), exchange
 
     def move_blocks(
         self,
@@ -50,54 +52,50 @@ class Pipeline:
     ) -> None:
         """Moves KV cache blocks of every layer, in this order; each is a list of (from, to)."""
         for stage in self._stages:
-            stage.cache_engine.swap_out(swap_out, stage.programs)
-            stage.cache_engine.swap_in(swap_in, stage.programs)
-            stage.cache_engine.copy(copy, stage.programs)
+            if stage is not None:
+                stage.cache_engine.swap_out(swap_out, stage.programs)
+                stage.cache_engine.swap_in(swap_in, stage.programs)
+                stage.cache_engine.copy(copy, stage.programs)
 
-    def forward(self, size: int, inputs: ForwardBatch) -> jax.Array:
+    def forward(self, size: int, inputs: ForwardBatch) -> jax.Array | None:
         """Returns the last layer's output [T, M] of one pass, on the last stage. Doesn't wait for it."""
-        hidden: Any = None
-        for stage in self._stages:
-            batch = put(inputs, replicated(stage.mesh))
-            if hidden is None:
-                hidden = stage.programs("embed", size, stage.model.embed_weights, batch.token_ids, batch.positions)
-            else:
-                hidden = jax.device_put(hidden, replicated(stage.mesh))
-            hidden = _run_layers(stage, size, hidden, batch)
+        hidden: jax.Array | None = None
+        for index, stage in enumerate(self._stages):
+            if index > 0:
+                hidden = self._exchange.hand_on(index - 1, size, hidden)
+            hidden = None if stage is None else _run_stage(stage, size, hidden, inputs)
         return hidden
 
     def draw(
-        self, size: int, hidden: jax.Array, sampling: SamplingBatch, bias: LogitBias | None, has_scores: bool
+        self, size: int, hidden: jax.Array | None, sampling: SamplingBatch, bias: LogitBias | None, has_scores: bool
     ) -> tuple[np.ndarray, ScoredTokens | None]:
         """Draws a token for each row of `sampling` after a pass of `size` tokens: [R] int32, and scores or None."""
-        stage = self._stages[-1]
-        batch = put(sampling, replicated(stage.mesh))
-        logits = self._logits(size, hidden, batch.logits_indices)
-        num_rows = len(sampling.seeds)
-        token_ids = stage.programs("sample", num_rows, self._with_bias(logits, bias), batch)
-        scores = stage.programs("score", num_rows, logits, token_ids) if has_scores else None
-        return fetch((token_ids, scores))
+        stage, num_rows = self._stages[-1], len(sampling.seeds)
+        token_ids, scores = None, None
+        if stage is not None:
+            batch = put(sampling, replicated(stage.mesh))
+            logits = _logits(stage, size, hidden, batch.logits_indices)
+            token_ids = stage.programs("sample", num_rows, _with_bias(stage, logits, bias), batch)
+            if has_scores:
+                scores = stage.programs("score", num_rows, logits, token_ids)
+        tokens = self._exchange.tokens(num_rows, token_ids)
+        return tokens, self._exchange.scores(num_rows, scores) if has_scores else None
 
-    def score(self, size: int, hidden: jax.Array, indices: np.ndarray, token_ids: np.ndarray) -> ScoredTokens:
+    def score(self, size: int, hidden: jax.Array | None, indices: np.ndarray, token_ids: np.ndarray) -> ScoredTokens:
         """Scores token_ids: [R] as what follows the tokens indices: [R] of a pass of `size` tokens."""
-        stage = self._stages[-1]
-        on_devices = put((indices, token_ids), replicated(stage.mesh))
-        logits = self._logits(size, hidden, on_devices[0])
-        return fetch(stage.programs("score", len(token_ids), logits, on_devices[1]))
+        stage, scores = self._stages[-1], None
+        if stage is not None:
+            on_devices = put((indices, token_ids), replicated(stage.mesh))
+            logits = _logits(stage, size, hidden, on_devices[0])
+            scores = stage.programs("score", len(token_ids), logits, on_devices[1])
+        return self._exchange.scores(len(token_ids), scores)
 
-    def _logits(self, size: int, hidden: jax.Array, indices: jax.Array) -> jax.Array:
-        stage = self._stages[-1]
-        return stage.programs("logits", size, stage.model.logits_weights, hidden, indices)
 
-    def _with_bias(self, logits: jax.Array, bias: LogitBias | None) -> jax.Array:
-        """Returns logits to draw from; the given ones stay as they are."""
-        if bias is None:
-            return logits
-        stage = self._stages[-1]
-        for first in range(0, len(bias.rows), BIAS_BATCH):
-            columns = [_padded(column[first : first + BIAS_BATCH], BIAS_BATCH) for column in bias]
-            logits = stage.programs("add_bias", logits.shape[0], logits, *put(columns, replicated(stage.mesh)))
-        return logits
+def _run_stage(stage: Stage, size: int, hidden: jax.Array | None, inputs: ForwardBatch) -> jax.Array:
+    batch = put(inputs, replicated(stage.mesh))
+    if hidden is None:
+        hidden = stage.programs("embed", size, stage.model.embed_weights, batch.token_ids, batch.positions)
+    return _run_layers(stage, size, hidden, batch)
 
 
 def _run_layers(stage: Stage, size: int, hidden: jax.Array, batch: ForwardBatch) -> jax.Array:
@@ -109,6 +107,20 @@ def _run_layers(stage: Stage, size: int, hidden: jax.Array, batch: ForwardBatch)
         updated.extend(mine)
     stage.cache_engine.caches = tuple(updated)
     return hidden
+
+
+def _logits(stage: Stage, size: int, hidden: jax.Array | None, indices: jax.Array) -> jax.Array:
+    return stage.programs("logits", size, stage.model.logits_weights, hidden, indices)
+
+
+def _with_bias(stage: Stage, logits: jax.Array, bias: LogitBias | None) -> jax.Array:
+    """Returns logits to draw from; the given ones stay as they are."""
+    if bias is None:
+        return logits
+    for first in range(0, len(bias.rows), BIAS_BATCH):
+        columns = [_padded(column[first : first + BIAS_BATCH], BIAS_BATCH) for column in bias]
+        logits = stage.programs("add_bias", len(logits), logits, *put(columns, replicated(stage.mesh)))
+    return logits
 
 
 def _padded(values: np.ndarray, size: int) -> np.ndarray:

@@ -35,14 +35,17 @@ from jaxllm.worker.padding_cost import padding_costs
 from jaxllm.worker.pipeline import Pipeline, Stage
 from jaxllm.worker.plan import cache_dtype_of, hidden_dtype_of, layers_per_segment, program_shapes
 from jaxllm.worker.programs import ProgramShapes, list_programs
+from jaxllm.worker.stage_exchange import StageExchange
 from jaxllm.worker.step_fn import StepModel, split_model
 from jaxllm.worker.warmup import compile_programs, enable_compile_cache, measure_activations
 from pallas_kernels import describe_backends
 from pallas_kernels.backends import choose_backend
 from pallas_kernels.paged_attention.block_sizes import check_block_tables
-from sharding.mesh import make_mesh, stage_meshes
+from sharding.exchange import agree_on_min
+from sharding.mesh import is_mine, make_mesh, stage_meshes
 
 _logger = get_logger(__name__)
+_ANY_NUMBER = 2**31 - 1  # of blocks: the processes that know agree on fewer
 
 
 class Worker:
@@ -83,34 +86,47 @@ class Worker:
         mesh = make_mesh(_mesh_devices(config, self._devices), config.parallel.pipeline_parallel_size)
         dtype = _compute_dtype(config.dtype, platform)
         hidden_dtype = hidden_dtype_of(dtype, platform)
-        _check_block_tables(config, platform)
-        _describe(config, mesh, dtype, platform)
         cache_dtype = cache_dtype_of(config, hidden_dtype)
+        _check_block_tables(config, platform)
+        _describe(config, mesh, dtype, cache_dtype, platform)
         shapes = program_shapes(config, platform, hidden_dtype)
         parts = model_parts(config.model.num_hidden_layers, config.parallel.pipeline_parallel_size)
         meshes = stage_meshes(mesh)
         models = [
-            split_model(self._load(mine, dtype, part, platform), layers_per_segment(config, platform), part)
+            self._load_stage(mine, part, dtype, cache_dtype, platform) if is_mine(mine) else None
             for mine, part in zip(meshes, parts, strict=True)
         ]
         counts = [
-            self._count_blocks(model, mine, shapes, platform, len(part.layers))
+            self._count_blocks(model, mine, shapes, cache_dtype, platform, len(part.layers))
             for model, mine, part in zip(models, meshes, parts, strict=True)
         ]
-        num_blocks = min(count.device for count in counts)
-        num_host_blocks = min(count.host for count in counts)
-        stages, num_programs = [], 0
+        num_blocks, num_host_blocks = agree_on_min([min(column) for column in zip(*counts, strict=True)], mesh)
+        stages: list[Stage | None] = []
+        exchange = StageExchange(mesh, shapes)
+        exchange_programs = exchange.list_programs()
+        num_programs = len(exchange_programs)
         for model, mine, part in zip(models, meshes, parts, strict=True):
+            if model is None:
+                stages.append(None)
+                continue
             cache_engine = CacheEngine(config, mine, cache_dtype, platform, len(part.layers), num_blocks)
             programs = list_programs(model, cache_engine.caches[0], shapes, mine)
             stages.append(Stage(mine, model, cache_engine, compile_programs(programs)))
             num_programs += len(programs)
+        if exchange_programs:
+            exchange.use(compile_programs(exchange_programs))
         _logger.info("host KV cache: %d blocks", num_host_blocks)
         block_size = block_size_of(config, platform)
         input_batch = InputBatch(
-            scheduler.max_num_seqs, shapes.max_num_draws, scheduler.max_model_len, block_size, shapes.ladder
+            scheduler.max_num_seqs,
+            shapes.max_num_draws,
+            scheduler.max_model_len,
+            block_size,
+            shapes.ladder,
+            num_stages=len(stages),
         )
-        self._model_runner = ModelRunner(Pipeline(stages), input_batch, shapes.max_num_draws, CompileCounter())
+        pipeline = Pipeline(stages, exchange)
+        self._model_runner = ModelRunner(pipeline, input_batch, shapes.max_num_draws, CompileCounter())
         return KVCacheInfo(
             num_blocks,
             block_size,
@@ -120,27 +136,42 @@ class Worker:
             num_programs,
         )
 
-    def _load(self, mesh: Mesh, dtype: jnp.dtype, part: ModelPart, platform: str) -> CausalLM:
-        """Loads a stage's part of the model, with the scales of its KV cache where that has some."""
-        config, hidden_dtype = self._config, hidden_dtype_of(dtype, platform)
-        model = load_model(config, mesh, dtype, hidden_dtype, part)
-        cache_dtype = cache_dtype_of(config, hidden_dtype)
+    def _load_stage(
+        self, mesh: Mesh, part: ModelPart, dtype: jnp.dtype, cache_dtype: jnp.dtype, platform: str
+    ) -> StepModel:
+        model = load_model(self._config, mesh, dtype, hidden_dtype_of(dtype, platform), part)
         if cache_dtype == jnp.int8:
-            layout = layout_of(config, mesh, cache_dtype, platform)
-            num_arrays = len(layer_spec(config, mesh, cache_dtype, platform, num_blocks=1))
-            limit = config.scheduler.max_model_len
-            calibrate_cache(model, layout, num_arrays, config.model_path, limit, hidden_dtype)
-        return model
+            self._calibrate(model, mesh, cache_dtype, hidden_dtype_of(dtype, platform), platform)
+        return split_model(model, layers_per_segment(self._config, platform), part)
+
+    def _calibrate(
+        self, model: CausalLM, mesh: Mesh, cache_dtype: jnp.dtype, hidden_dtype: jnp.dtype, platform: str
+    ) -> None:
+        """Measures the scales of a KV cache of int8."""
+        config = self._config
+        layer = layer_spec(config, mesh, cache_dtype, platform, num_blocks=1)
+        layout = layout_of(config, mesh, cache_dtype, platform)
+        max_len = config.scheduler.max_model_len
+        calibrate_cache(model, layout, len(layer), config.model_path, max_len, hidden_dtype)
 
     def _count_blocks(
-        self, model: StepModel, mesh: Mesh, shapes: ProgramShapes, platform: str, num_layers: int
+        self,
+        model: StepModel | None,
+        mesh: Mesh,
+        shapes: ProgramShapes,
+        cache_dtype: jnp.dtype,
+        platform: str,
+        num_layers: int,
     ) -> BlockCounts:
-        profile, dtype = None, cache_dtype_of(self._config, shapes.dtype)
-        if needs_profile(self._config.cache, platform):
+        """Returns what fits a stage; of another process's stage, what would if memory were no matter."""
+        if model is None and needs_profile(self._config.cache, platform):
+            return BlockCounts(_ANY_NUMBER, _ANY_NUMBER)
+        profile = None
+        if model is not None and needs_profile(self._config.cache, platform):
             # Any number of blocks does; the true one isn't known before the activations are.
-            layer = layer_spec(self._config, mesh, dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
+            layer = layer_spec(self._config, mesh, cache_dtype, platform, num_blocks=shapes.blocks_per_seq + 1)
             profile = _profile_memory(self._config, model, layer, shapes, mesh)
-        return count_blocks(self._config, mesh, dtype, platform, num_layers, profile)
+        return count_blocks(self._config, mesh, cache_dtype, platform, num_layers, profile)
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Runs one step. `initialize` must have returned."""
@@ -178,14 +209,13 @@ def _mesh_devices(config: EngineConfig, devices: Sequence[jax.Device] | None) ->
     return available[first : first + parallel.world_size]
 
 
-def _describe(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str) -> None:
-    device = mesh.devices.ravel()[0]
-    _logger.info("%s, %s, compute dtype %s, %s", platform, device.device_kind, dtype.name, describe_backends())
-    cache_dtype = cache_dtype_of(config, hidden_dtype_of(dtype, platform))
-    for line in describe_formats(SCHEMES.get(config.quantization or ""), cache_dtype, device):
-        _logger.info("%s", line)
+def _describe(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, cache_dtype: jnp.dtype, platform: str) -> None:
+    device_kind = mesh.devices.ravel()[0].device_kind
+    _logger.info("%s, %s, compute dtype %s, %s", platform, device_kind, dtype.name, describe_backends())
     if mesh.size > 1:
         _logger.info("mesh: %s", ", ".join(f"{name} {size}" for name, size in mesh.shape.items()))
+    for line in describe_formats(SCHEMES.get(config.quantization or ""), cache_dtype, mesh.devices.ravel()[0]):
+        _logger.info("%s", line)
     for line in padding_costs(config.model, config.parallel.tensor_parallel_size):
         _logger.info("%s", line)
 

@@ -5,24 +5,37 @@ work too, which shares the processors here; processor time is the server's alone
 """
 
 import argparse
+import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from jaxllm import LLM, SamplingParams
+from jaxllm.bench import serve_load
+from jaxllm.bench.http_client import Server, parse_base_url
 from jaxllm.bench.workload import random_prompts
 
 _PORT_LINE = "HTTP on "
+
+
+class Times(NamedTuple):
+    wall_s: float
+    core_s: float  # processor time of the process that the engine core is in
+    front_s: float  # that of the server's front end
+
+    @property
+    def total_s(self) -> float:
+        return self.core_s + self.front_s
 
 
 def main() -> int:
@@ -37,26 +50,25 @@ def main() -> int:
     if args.engine:
         _run_engine(args)
         return 0
-    alone, served = [], []
+    rounds: list[tuple[Times, Times]] = []
     with _engine(args) as engine, _server(args) as (url, server):
         for index in range(args.rounds + 1):
-            pair = _time_engine(engine), _time_server(args, url, server, index)
-            print(
-                f"{'warm-up' if not index else f'round {index}'}: {_in_words(pair[0])} alone, {_in_words(pair[1])} served"
-            )
+            alone, served = _time_engine(engine), _time_server(args, url, server, index)
+            print(f"{f'round {index}' if index else 'warm-up'}: {_in_words(alone)} alone; {_in_words(served)} served")
             if index:
-                alone.append(pair[0])
-                served.append(pair[1])
-    for number, what in enumerate(("wall", "processor")):
-        ratios = [server[number] / engine[number] for engine, server in zip(alone, served, strict=True)]
-        print(
-            f"{what} time, served over alone: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        )
+                rounds.append((alone, served))
+    _print_ratios("wall time, served over alone", [served.wall_s / alone.wall_s for alone, served in rounds])
+    _print_ratios("processor time, served over alone", [served.total_s / alone.total_s for alone, served in rounds])
     return 0
 
 
-def _in_words(times: tuple[float, float]) -> str:
-    return f"{times[0]:.2f} s wall {times[1]:.2f} s processor"
+def _print_ratios(what: str, ratios: Sequence[float]) -> None:
+    print(f"{what}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+def _in_words(times: Times) -> str:
+    front = f" ({times.front_s:.2f} in the front end)" if times.front_s else ""
+    return f"{times.wall_s:.2f} s, {times.total_s:.2f} s of processors{front}"
 
 
 def _limits(args: argparse.Namespace) -> dict[str, int]:
@@ -86,12 +98,12 @@ def _engine(args: argparse.Namespace) -> "Iterator[subprocess.Popen[str]]":
         process.stdin.close()
 
 
-def _time_engine(process: "subprocess.Popen[str]") -> tuple[float, float]:
+def _time_engine(process: "subprocess.Popen[str]") -> Times:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("\n")
     process.stdin.flush()
     wall_s, cpu_s = json.loads(process.stdout.readline())
-    return wall_s, cpu_s
+    return Times(wall_s, cpu_s, 0.0)
 
 
 @contextmanager
@@ -123,22 +135,27 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def _time_server(args: argparse.Namespace, url: str, server: psutil.Process, seed: int) -> tuple[float, float]:
-    before_s = _processor_s(server)
-    with tempfile.NamedTemporaryFile() as result:
-        command = [sys.executable, "-m", "jaxllm.bench", "serve", "--base-url", url, "--seed", str(seed)]
-        command += ["--num-prompts", str(args.streams), "--max-concurrency", str(args.streams)]
-        command += ["--random-input-len", str(args.input_len), "--random-output-len", str(args.output_len)]
-        command += ["--result-filename", result.name]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
-        record = json.load(open(result.name))
-    assert record["completed"] == args.streams, record["errors"]
-    return record["duration"], _processor_s(server) - before_s
+def _time_server(args: argparse.Namespace, url: str, server: psutil.Process, seed: int) -> Times:
+    """Sends the requests from here; what that takes counts as wall time only."""
+    front, core = [server], server.children(recursive=True)
+    before_s = _processor_s(front), _processor_s(core)
+    wall_s = asyncio.run(_send(args, parse_base_url(url, {}), seed))
+    return Times(wall_s, _processor_s(core) - before_s[1], _processor_s(front) - before_s[0])
 
 
-def _processor_s(server: psutil.Process) -> float:
-    """Returns what a server's processes have used, the client's trial request among it."""
-    return sum(sum(process.cpu_times()[:2]) for process in [server, *server.children(recursive=True)])
+async def _send(args: argparse.Namespace, server: Server, seed: int) -> float:
+    prompts = await serve_load.random_prompts(server, args.model, args.streams, args.input_len, seed)
+    body = {"model": args.model, "max_tokens": args.output_len, "temperature": 0, "ignore_eos": True, "stream": True}
+    bodies = [{**body, "prompt": prompt} for prompt in prompts]
+    load = serve_load.Load(request_rate=float("inf"), burstiness=1.0, max_concurrency=args.streams)
+    lens = [args.input_len] * args.streams
+    results, wall_s = await serve_load.run_load(server, "/v1/completions", bodies, lens, load, 0, lambda _: None)
+    assert all(result.is_success for result in results), results
+    return wall_s
+
+
+def _processor_s(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 if __name__ == "__main__":

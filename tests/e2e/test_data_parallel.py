@@ -65,5 +65,5 @@ def test_answers_do_not_depend_on_the_replica(model: Path) -> None:
 
 def test_more_replicas_than_devices_are_refused_by_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
-    with pytest.raises(ConfigError, match="need 3, and there are 2; set --data-parallel-size"):
+    with pytest.raises(ConfigError, match="data_parallel_size=3 needs 3 devices, there are 2"):
         LLM(str(model), data_parallel_size=3, **ENGINE_ARGS)

@@ -6,7 +6,6 @@ A model of 32 hidden elements suffers more than a real one; `python -m jaxllm.be
 import numpy as np
 import pytest
 
-from jaxllm.config import ParallelConfig
 from tests.fakes.golden_families import GoldenRunner, new_sequence, read_case, write_folder
 
 NUM_PROMPT_TOKENS = 20
