@@ -62,12 +62,18 @@ class GoldenRunner:
     """
 
     def __init__(
-        self, path: Path, hf_config: dict[str, Any], num_blocks: int = 32, parallel: ParallelConfig = _ONE_DEVICE
+        self,
+        path: Path,
+        hf_config: dict[str, Any],
+        num_blocks: int = 32,
+        parallel: ParallelConfig = _ONE_DEVICE,
+        quantization: str | None = None,
     ) -> None:
         config = EngineConfig(
             model=model_config_from_hf(hf_config),
             model_path=path,
             dtype="float32",
+            quantization=quantization,
             cache=CacheConfig(block_size=_BLOCK_SIZE, num_gpu_blocks_override=num_blocks),
             scheduler=SchedulerConfig(max_num_seqs=_NUM_SEQS, max_num_batched_tokens=_SIZE, max_model_len=_MAX_LEN),
             parallel=parallel,
