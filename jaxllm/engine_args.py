@@ -24,6 +24,7 @@ from jaxllm.config import (
     SchedulerConfig,
 )
 from jaxllm.exceptions import ConfigError
+from jaxllm.model_loader.generation_config import choose_generation_config
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.quantization import SCHEMES
 
@@ -187,6 +188,11 @@ class EngineArgs:
         "of every rank started them; if not given, chosen by the devices there are",
         choices=EXECUTOR_BACKENDS,
     )
+    generation_config: str = _arg(
+        "auto",
+        "whose sampling defaults hold: auto, the model's own; vllm or jaxllm, ours; else those of the "
+        "generation_config.json in this folder",
+    )
     seed: int | None = _arg(
         EngineConfig.seed,
         "seeds the requests that bring no seed; if not given, they differ from run to run",
@@ -229,7 +235,9 @@ class EngineArgs:
             dtype=self.dtype,
             quantization=self._stored_quantization(checkpoint),
             seed=self.seed,
-            generation_config=checkpoint.generation_config,
+            generation_config=choose_generation_config(
+                self.generation_config, checkpoint.generation_config, checkpoint.path
+            ),
             cache=CacheConfig(
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,

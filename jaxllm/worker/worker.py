@@ -33,7 +33,7 @@ from jaxllm.worker.model_runner import ModelRunner
 from jaxllm.worker.number_formats import describe_formats
 from jaxllm.worker.padding_cost import padding_costs
 from jaxllm.worker.pipeline import Pipeline, Stage
-from jaxllm.worker.plan import cache_dtype_of, hidden_dtype_of, layers_per_segment, program_shapes
+from jaxllm.worker.plan import cache_dtype_of, compute_dtype_of, hidden_dtype_of, layers_per_segment, program_shapes
 from jaxllm.worker.programs import ProgramShapes, list_programs
 from jaxllm.worker.stage_exchange import StageExchange
 from jaxllm.worker.step_fn import StepModel, split_model
@@ -84,7 +84,7 @@ class Worker:
     def _initialize(self, platform: str) -> KVCacheInfo:
         config, scheduler = self._config, self._config.scheduler
         mesh = make_mesh(_mesh_devices(config, self._devices), config.parallel.pipeline_parallel_size)
-        dtype = _compute_dtype(config.dtype, platform)
+        dtype = compute_dtype_of(config.dtype, platform)
         hidden_dtype = hidden_dtype_of(dtype, platform)
         cache_dtype = cache_dtype_of(config, hidden_dtype)
         _check_block_tables(config, platform)
@@ -271,10 +271,3 @@ def _device_memory(mesh: Mesh) -> tuple[int, int]:
     """Returns a device's (total, used) bytes, the least and the most of this process's; zeros where they don't say."""
     stats = [device.memory_stats() or {} for device in mesh.local_devices]
     return min(each.get("bytes_limit", 0) for each in stats), max(each.get("bytes_in_use", 0) for each in stats)
-
-
-def _compute_dtype(name: str, platform: str) -> jnp.dtype:
-    """Resolves "auto": float32 on CPU, where XLA's bfloat16 products are 5 to 15 times slower; else bfloat16."""
-    if name == "auto":
-        name = "float32" if platform == "cpu" else "bfloat16"
-    return jnp.dtype(name)
