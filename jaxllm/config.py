@@ -10,7 +10,7 @@ from jaxllm.quantization import SCHEMES
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
-EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
+EXECUTOR_BACKENDS = ("uni", "mp")
 UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "orbax", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")

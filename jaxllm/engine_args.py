@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import (
@@ -24,6 +24,7 @@ from jaxllm.config import (
     SchedulerConfig,
 )
 from jaxllm.exceptions import ConfigError
+from jaxllm.executor.choice import EXECUTOR_CLASSES, choose_backend
 from jaxllm.model_loader.generation_config import choose_generation_config
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.quantization import SCHEMES
@@ -184,8 +185,8 @@ class EngineArgs:
     )
     distributed_executor_backend: str | None = _arg(
         ParallelConfig.distributed_executor_backend,
-        "how a step reaches its workers: in this process, in processes of this machine, by Ray, or as the launcher "
-        "of every rank started them; if not given, chosen by the devices there are",
+        "how a step reaches its workers: uni drives all local devices from one process, mp has a process a device; if "
+        "not given, uni",
         choices=EXECUTOR_BACKENDS,
     )
     generation_config: str = _arg(
@@ -228,6 +229,13 @@ class EngineArgs:
                 "set --max-model-len"
             )
         default_len = min(limit, DEFAULT_MAX_MODEL_LEN)
+        parallel = ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            data_parallel_size=self.data_parallel_size,
+            distributed_executor_backend=self.distributed_executor_backend,
+        )
+        backend = choose_backend(parallel)
         return EngineConfig(
             model=model,
             model_path=checkpoint.path,
@@ -260,12 +268,8 @@ class EngineArgs:
                 scheduler_delay_factor=self.scheduler_delay_factor,
                 preemption_mode=self.preemption_mode,
             ),
-            parallel=ParallelConfig(
-                tensor_parallel_size=self.tensor_parallel_size,
-                pipeline_parallel_size=self.pipeline_parallel_size,
-                data_parallel_size=self.data_parallel_size,
-                distributed_executor_backend=self.distributed_executor_backend,
-            ),
+            parallel=parallel if backend == "uni" else replace(parallel, distributed_executor_backend=backend),
+            executor_class=EXECUTOR_CLASSES[backend],
         )
 
     def _stored_quantization(self, checkpoint: "OpenedModel") -> str | None:

@@ -259,5 +259,5 @@ def test_parallel_sizes_below_one_are_refused(flag: str, name: str) -> None:
 
 
 def test_unknown_backends_are_refused() -> None:
-    with pytest.raises(ConfigError, match="must be one of uni, mp, ray, external_launcher, got 'mpi'"):
+    with pytest.raises(ConfigError, match="must be one of uni, mp, got 'mpi'"):
         ParallelConfig(distributed_executor_backend="mpi")

@@ -82,8 +82,8 @@ class _LetterTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "a" * len(ids)
 
-    def to_json(self) -> str:
-        return "{}"
+    def files(self) -> dict[str, bytes]:
+        return {}
 
 
 class HostLoop:

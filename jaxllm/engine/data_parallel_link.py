@@ -40,7 +40,7 @@ from jaxllm.messages import EngineCoreOutputs, KVCacheInfo
 # Starts all replicas and returns a link to each; links may be the same object.
 ConnectReplicas = Callable[[EngineConfig, OnMessage], list[CoreLink]]
 
-_BACKENDS_WITHOUT_DEVICES = ("mp", "ray")  # their core process owns none, so there may be several
+_BACKENDS_WITHOUT_DEVICES = ("mp",)  # their core process owns none, so there may be several
 
 
 class DataParallelLink:

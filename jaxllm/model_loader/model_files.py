@@ -4,6 +4,7 @@ Knows nothing of what a checkpoint holds.
 """
 
 import json
+import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,18 +35,55 @@ def refuse_lfs_pointer(path: Path) -> None:
       ModelLoadError: The file is a Git LFS pointer, or can't be read.
     """
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
+            raise ModelLoadError(f"{path}: can't be read: it is no regular file")
         with path.open("rb") as file:
             head = file.read(512)
-        size = path.stat().st_size
     except OSError as error:
         raise ModelLoadError(f"{path}: can't be read: {error.strerror or error}") from error
     if head.startswith(_LFS_MAGIC):
         fields = dict(line.split(b" ", 1) for line in head.splitlines() if b" " in line)
         expected = fields.get(b"size", b"?")[:20].decode("ascii", "replace")
         raise ModelLoadError(
-            f"{path}: is a Git LFS pointer, not the file itself: expected {expected} bytes, got {size}; "
+            f"{path}: is a Git LFS pointer, not the file itself: expected {expected} bytes, got {status.st_size}; "
             "run `git lfs pull` in that folder"
         )
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """Returns a file of a model's folder, or None where there is none by that name."""
+    path = folder / name
+    return path if path.exists() else None
+
+
+def refuse_link_out(path: Path) -> None:
+    """Refuses a link that leads out of its folder; in the hub's cache one may lead to the model's blobs.
+
+    Raises:
+      ModelLoadError: It does.
+    """
+    folder, target = path.parent.resolve(), path.resolve()
+    roots = [folder]
+    # models--org--name/snapshots/COMMIT/config.json is a link to models--org--name/blobs/HASH.
+    if folder.parent.name == "snapshots":
+        roots.append(folder.parent.parent / "blobs")
+    if not any(target.is_relative_to(root) for root in roots):
+        raise ModelLoadError(f"{path}: is a link that leads out of its folder; put the file itself there")
+
+
+def read_limited(path: Path, max_bytes: int) -> bytes:
+    """Reads a whole file of a model's folder.
+
+    Raises:
+      ModelLoadError: It is larger than allowed, a Git LFS pointer, a link out of the folder, or can't be read.
+    """
+    refuse_link_out(path)
+    refuse_lfs_pointer(path)
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise ModelLoadError(f"{path}: may have at most {max_bytes} bytes, got {size}")
+    return path.read_bytes()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -54,11 +92,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
       ModelLoadError: The file is missing, too large, or not a JSON object.
     """
-    refuse_lfs_pointer(path)
-    size = path.stat().st_size
-    if size > MAX_JSON_BYTES:
-        raise ModelLoadError(f"{path}: a JSON file may have at most {MAX_JSON_BYTES} bytes, got {size}")
-    return parse_json_object(path.read_bytes(), str(path))
+    return parse_json_object(read_limited(path, MAX_JSON_BYTES), str(path))
 
 
 def parse_json_object(data: bytes, where: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from jaxllm.model_loader.model_files import (
     parse_json_object,
     read_json,
     refuse_lfs_pointer,
+    refuse_link_out,
 )
 from jaxllm.model_loader.model_folder import read_configs
 
@@ -89,6 +90,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
       ModelLoadError: The file is truncated, damaged, or no safetensors file.
       UnsupportedModelError: A tensor's type is one that isn't read.
     """
+    refuse_link_out(path)
     refuse_lfs_pointer(path)
     size = path.stat().st_size
     with path.open("rb") as file:

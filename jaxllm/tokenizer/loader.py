@@ -1,128 +1,54 @@
-"""Opens the tokenizer that a checkpoint brings, on the `tokenizers` library. Imports no jax.
+"""Opens the tokenizer that a checkpoint brings. Imports no jax.
 
-Doesn't know vocabularies' formats: gguf_vocabulary.py and the library do.
+Doesn't know vocabularies' formats: gguf_vocabulary.py and folder_tokenizer.py do.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-import tokenizers
-
-from jaxllm.exceptions import InvalidRequestError, ModelLoadError
+from jaxllm.exceptions import ModelLoadError
+from jaxllm.logger import get_logger
 from jaxllm.model_loader.checkpoint import OpenedModel
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.hf_config import token_ids
-from jaxllm.model_loader.model_files import read_json, refuse_lfs_pointer
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
-from jaxllm.tokenizer.gguf_vocabulary import build_gguf_tokenizer
+from jaxllm.tokenizer.folder_tokenizer import open_folder_tokenizer
+from jaxllm.tokenizer.gguf_vocabulary import open_gguf_tokenizer
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
-MAX_TOKENIZER_BYTES = 1 << 28
+# Chat and image tokens that a text model's embedding leaves out; a text that holds one is refused, the others run.
+MAX_EXTRA_TOKENS = 64
+
+_logger = get_logger(__name__)
 
 
 def open_tokenizer(checkpoint: OpenedModel) -> Tokenizer:
-    """Opens the tokenizer that a checkpoint brings.
+    """Opens the tokenizer that a checkpoint brings, and checks that it belongs to the model.
 
     Raises:
-      ModelLoadError: It has none, or a damaged one.
+      ModelLoadError: It has none, a damaged one, or that of another model.
       UnsupportedModelError: Its vocabulary is of a kind that isn't read.
     """
+    bos_ids = token_ids(checkpoint.config, "bos_token_id")
+    bos_token_id, eos_token_ids = bos_ids[0] if bos_ids else None, token_ids(checkpoint.config, "eos_token_id")
     gguf = checkpoint.gguf if isinstance(checkpoint, GGUFCheckpoint | OrbaxCheckpoint) else None
     if gguf is not None:
-        backend, chat_template = build_gguf_tokenizer(gguf), gguf.get("tokenizer.chat_template", str)
+        tokenizer = open_gguf_tokenizer(gguf, bos_token_id, eos_token_ids)
     else:
-        backend, chat_template = _read_tokenizer_json(checkpoint.path), _folder_template(checkpoint.path)
-    bos_ids = token_ids(checkpoint.config, "bos_token_id")
-    return HuggingFaceTokenizer(
-        backend,
-        bos_token_id=bos_ids[0] if bos_ids else None,
-        eos_token_ids=token_ids(checkpoint.config, "eos_token_id"),
-        chat_template=chat_template,
-    )
+        tokenizer = open_folder_tokenizer(checkpoint.path, bos_token_id, eos_token_ids)
+    _check_size(checkpoint, tokenizer)
+    return tokenizer
 
 
-class HuggingFaceTokenizer:
-    """Implements Tokenizer on tokenizers.Tokenizer."""
-
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        bos_token_id: int | None,
-        eos_token_ids: tuple[int, ...],
-        chat_template: str | None,
-    ) -> None:
-        self._backend = backend
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.special_token_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+def _check_size(checkpoint: OpenedModel, tokenizer: Tokenizer) -> None:
+    """Compares the vocabulary with the logits' width. Logits may be wider: ids without a token become no text."""
+    width = checkpoint.config.get("vocab_size")
+    num_extra = tokenizer.vocab_size - width if type(width) is int else 0
+    if num_extra > MAX_EXTRA_TOKENS:
+        raise ModelLoadError(
+            f"{checkpoint.path}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the model {width} logits; the "
+            "tokenizer is another model's: give the one that came with the weights"
         )
-        self.bos_token_id = bos_token_id
-        self.eos_token_ids = eos_token_ids
-        self.chat_template = chat_template
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                f"the prompt must be valid Unicode: half of a surrogate pair stands at character {error.start}",
-                "prompt",
-            ) from error
-        # The batch form lets other threads run meanwhile; `encode` would hold them up for seconds on a long text.
-        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
-        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
-
-    def to_json(self) -> str:
-        """Returns the tokenizer in the form of a tokenizer.json file."""
-        return self._backend.to_str()
-
-
-def _read_tokenizer_json(folder: Path) -> tokenizers.Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise ModelLoadError(f"{folder}: has no tokenizer.json; add the model's, beside config.json")
-    refuse_lfs_pointer(path)
-    size = path.stat().st_size
-    if size > MAX_TOKENIZER_BYTES:
-        raise ModelLoadError(f"{path}: may have at most {MAX_TOKENIZER_BYTES} bytes, got {size}")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more precise
-        reason = (str(error).splitlines() or ["it is damaged"])[0][:200]
-        raise ModelLoadError(f"{path}: is not a tokenizer that can be read: {reason}") from error
-    # Some files bring the lengths of a training run; a prompt must neither be cut nor filled up.
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
-
-
-def _folder_template(folder: Path) -> str | None:
-    """Returns chat_template.jinja's text, else tokenizer_config.json's chat_template."""
-    template_path, config_path = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    if template_path.exists():
-        refuse_lfs_pointer(template_path)
-        try:
-            return template_path.read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise ModelLoadError(f"{template_path}: is not UTF-8") from error
-    if not config_path.exists():
-        return None
-    template = read_json(config_path).get("chat_template")
-    if isinstance(template, list):  # the old form: [{"name": "default", "template": "..."}, ...]
-        return _named_templates(template).get("default")
-    if not isinstance(template, (str, type(None))):
-        raise ModelLoadError(f"{config_path}: chat_template must be a string, got {template!r:.80}")
-    return template
-
-
-def _named_templates(entries: list[Any]) -> dict[str, str]:
-    return {
-        entry["name"]: entry["template"]
-        for entry in entries
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
-    }
+    if num_extra > 0:
+        _logger.warning(
+            "%s: the model has no logits for the tokenizer's last %d tokens; prompts with them are refused",
+            checkpoint.path,
+            num_extra,
+        )

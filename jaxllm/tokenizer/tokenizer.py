@@ -7,6 +7,8 @@ language (chat_template.py).
 from collections.abc import Sequence
 from typing import Protocol
 
+from jaxllm.exceptions import InvalidRequestError
+
 
 class Tokenizer(Protocol):
     """What the engine needs of a tokenizer.
@@ -36,3 +38,21 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the tokens' text. Ids that the vocabulary lacks contribute nothing."""
         ...
+
+    def files(self) -> dict[str, bytes]:
+        """Returns what other programs load this tokenizer from: file name -> content; empty where there is none."""
+        ...
+
+
+def check_unicode(text: str) -> None:
+    """Checks that a text can be written as UTF-8.
+
+    Raises:
+      InvalidRequestError: It holds half of a surrogate pair.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"the prompt must be valid Unicode: half of a surrogate pair stands at character {error.start}", "prompt"
+        ) from error

@@ -8,7 +8,8 @@ import jax
 
 from jaxllm.config import EngineConfig
 from jaxllm.model_loader.loader import load_model
-from jaxllm.worker.plan import compute_dtype_of, hidden_dtype_of
+from jaxllm.worker.plan import hidden_dtype_of
+from jaxllm.worker.worker import compute_dtype
 from sharding.mesh import make_mesh
 
 _STATUS = Path("/proc/self/status")
@@ -38,7 +39,7 @@ def measure_load(config: EngineConfig) -> LoadTime:
       ModelLoadError: The checkpoint is damaged or doesn't fit its config.
     """
     platform = jax.default_backend()
-    dtype = compute_dtype_of(config.dtype, platform)
+    dtype = compute_dtype(config.dtype, platform)
     mesh = make_mesh(jax.devices()[: config.parallel.tensor_parallel_size])
     held = _status_bytes("VmRSS")
     start_s, start_cpu_s = time.perf_counter(), time.process_time()

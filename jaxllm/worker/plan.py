@@ -69,13 +69,6 @@ def layers_per_segment(config: EngineConfig, platform: str) -> int:
     return 1 if platform == "cpu" else config.model.num_hidden_layers
 
 
-def compute_dtype_of(name: str, platform: str) -> jnp.dtype:
-    """Resolves "auto": float32 on CPU, where XLA's bfloat16 products are 5 to 15 times slower; else bfloat16."""
-    if name == "auto":
-        name = "float32" if platform == "cpu" else "bfloat16"
-    return jnp.dtype(name)
-
-
 def hidden_dtype_of(dtype: jnp.dtype, platform: str) -> jnp.dtype:
     """Returns the dtype of what flows from layer to layer.
 

@@ -30,6 +30,9 @@ class ByteTokenizer:
         pieces = [self._piece(token_id, skip_special_tokens) for token_id in ids]
         return b"".join(pieces).decode("utf-8", errors="replace")
 
+    def files(self) -> dict[str, bytes]:
+        return {}
+
     def _piece(self, token_id: int, skip_special_tokens: bool) -> bytes:
         if token_id in self._special_pieces:
             return b"" if skip_special_tokens else self._special_pieces[token_id]

@@ -14,7 +14,7 @@ from jaxllm.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerCo
 from jaxllm.messages import CachedSequences, ModelRunnerOutput, NewSequence, SchedulerOutput
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.worker import worker
+from jaxllm.worker import plan, worker
 from jaxllm.worker.programs import Program
 from jaxllm.worker.worker import Worker
 from tests.fakes.seeded_weights import seeded_tensor
@@ -62,12 +62,18 @@ class GoldenRunner:
     """
 
     def __init__(
-        self, path: Path, hf_config: dict[str, Any], num_blocks: int = 32, parallel: ParallelConfig = _ONE_DEVICE
+        self,
+        path: Path,
+        hf_config: dict[str, Any],
+        num_blocks: int = 32,
+        parallel: ParallelConfig = _ONE_DEVICE,
+        quantization: str | None = None,
     ) -> None:
         config = EngineConfig(
             model=model_config_from_hf(hf_config),
             model_path=path,
             dtype="float32",
+            quantization=quantization,
             cache=CacheConfig(block_size=_BLOCK_SIZE, num_gpu_blocks_override=num_blocks),
             scheduler=SchedulerConfig(max_num_seqs=_NUM_SEQS, max_num_batched_tokens=_SIZE, max_model_len=_MAX_LEN),
             parallel=parallel,
@@ -78,7 +84,7 @@ class GoldenRunner:
         self._positions = np.zeros(0)
         self._worker = Worker(config)
         with (
-            patch.object(worker, "token_ladder", lambda *_: (_SIZE,)),
+            patch.object(plan, "token_ladder", lambda *_: (_SIZE,)),
             patch.object(worker, "compile_programs", self._keep),
         ):
             self._worker.initialize()

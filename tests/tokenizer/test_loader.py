@@ -139,7 +139,7 @@ def test_a_damaged_tokenizer_json(text: str, folder: Path) -> None:
 
 def test_no_tokenizer_json(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(ModelLoadError, match="has no tokenizer.json"):
+    with pytest.raises(ModelLoadError, match="has no tokenizer.json, tokenizer.model, or vocab.json with merges.txt"):
         open_tokenizer(HuggingFaceCheckpoint(folder))
 
 

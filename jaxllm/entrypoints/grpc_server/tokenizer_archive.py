@@ -4,15 +4,16 @@ import io
 import json
 import zipfile
 
-from jaxllm.tokenizer.loader import HuggingFaceTokenizer
+from jaxllm.tokenizer.tokenizer import Tokenizer
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same tokenizer makes the same archive
 
 
-def build_archive(tokenizer: HuggingFaceTokenizer) -> bytes:
-    """Returns the archive: tokenizer.json and tokenizer_config.json."""
+def build_archive(tokenizer: Tokenizer) -> bytes:
+    """Returns the archive: the tokenizer's own files and tokenizer_config.json."""
+    files = tokenizer.files()
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": "LlamaTokenizer" if "tokenizer.model" in files else "PreTrainedTokenizerFast",
         "bos_token": _token_text(tokenizer, tokenizer.bos_token_id),
         "eos_token": _token_text(tokenizer, next(iter(tokenizer.eos_token_ids), None)),
         "chat_template": tokenizer.chat_template,
@@ -20,12 +21,12 @@ def build_archive(tokenizer: HuggingFaceTokenizer) -> bytes:
     present = {key: value for key, value in config.items() if value is not None}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in (("tokenizer.json", tokenizer.to_json()), ("tokenizer_config.json", json.dumps(present))):
+        for name, content in {**files, "tokenizer_config.json": json.dumps(present).encode()}.items():
             info = zipfile.ZipInfo(name, _TIME)
             info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, text)
+            archive.writestr(info, content)
     return buffer.getvalue()
 
 
-def _token_text(tokenizer: HuggingFaceTokenizer, token_id: int | None) -> str | None:
+def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str | None:
     return None if token_id is None else tokenizer.decode([token_id], skip_special_tokens=False)

@@ -21,7 +21,6 @@ from jaxllm.entrypoints.grpc_server.errors import Refusal
 from jaxllm.entrypoints.grpc_server.rpc import Method
 from jaxllm.entrypoints.grpc_server.tokenizer_archive import build_archive
 from jaxllm.messages import KVCacheInfo, SchedulerStats
-from jaxllm.tokenizer.loader import HuggingFaceTokenizer
 
 _CHUNK_BYTES = 64 << 10
 _message_class = descriptors.message_class
@@ -136,7 +135,7 @@ class VllmEngineService:
     async def get_tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
         self._door.check_ready()
         tokenizer = self._door.engine.tokenizer
-        if not isinstance(tokenizer, HuggingFaceTokenizer):
+        if not tokenizer.files():
             kind = type(tokenizer).__name__
             raise Refusal(
                 grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"a {kind} has no form in which it can be sent"

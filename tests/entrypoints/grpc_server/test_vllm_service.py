@@ -17,7 +17,7 @@ from jaxllm.entrypoints.grpc_server import descriptors
 from jaxllm.entrypoints.grpc_server.tokenizer_archive import build_archive
 from jaxllm.entrypoints.grpc_server.vllm_convert import to_sampling_params
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.tokenizer.loader import HuggingFaceTokenizer
+from jaxllm.tokenizer.huggingface_tokenizer import HuggingFaceTokenizer
 from tests.fakes.fake_cores import fake_config
 from tests.fakes.grpc_servers import LONG, RunningServer, Stub, running_server, stub_of
 
