@@ -1,6 +1,7 @@
 """A model's weights as the loader brings them, by their names."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,7 @@ from jaxllm.model_loader.loader import load_model
 from sharding.mesh import make_mesh
 
 
-def load_weights(
-    path: Path, dtype: str = "float32", num_devices: int = 1, **engine_args: object
-) -> dict[str, np.ndarray]:
+def load_weights(path: Path, dtype: str = "float32", num_devices: int = 1, **engine_args: Any) -> dict[str, np.ndarray]:
     """Loads a model onto the first devices and returns each parameter, laid out for them."""
     args = EngineArgs(model=str(path), dtype=dtype, tensor_parallel_size=num_devices, **engine_args)
     config = args.create_engine_config(open_model(args.model, args.load_format))
