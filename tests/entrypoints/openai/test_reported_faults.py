@@ -28,6 +28,7 @@ class OneWord(FakeExecutor):
         super().__init__(num_blocks=1025, block_size=16, max_num_seqs=256, max_num_batched_tokens=2048)
 
     def _draw_token(self, row: Row, seed: int) -> SampledToken:
+        time.sleep(0.01)  # as a device would: readers keep up, and each token comes by itself
         word = [*b"ABC DEFGHIJ", 257]
         token_id = word[min(len(row.token_ids) - row.num_prompt_tokens, len(word) - 1)]
         if row.sampling_params.logprobs is None:
