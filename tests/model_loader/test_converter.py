@@ -132,7 +132,7 @@ def test_what_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     with pytest.raises(ConfigError, match="link: exists"):
         convert(str(source), tmp_path / "link")
-    with pytest.raises(ConfigError, match="can't be written: Not a directory"):
+    with pytest.raises(ConfigError, match="can't be written: File exists"):
         convert(str(source), source / "config.json" / "x")
     assert _entries(tmp_path) == ["link", "source", "target"]
 
