@@ -204,6 +204,15 @@ def test_weights_behind_a_link(tmp_path: Path) -> None:
         open_checkpoint(str(tmp_path / "target"))
 
 
+def test_a_link_that_leads_to_itself(tmp_path: Path) -> None:
+    source = write_tiny_folder(tmp_path / "source", tiny_llama())
+    convert(str(source), tmp_path / "target")
+    (tmp_path / "target" / "config.json").unlink()
+    (tmp_path / "target" / "config.json").symlink_to("config.json")
+    with pytest.raises(ModelLoadError, match="config.json: can't be read: "):
+        open_checkpoint(str(tmp_path / "target"))
+
+
 def test_the_door(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_tiny_folder(tmp_path / "source", tiny_llama())
     target = str(tmp_path / "target")
