@@ -1,6 +1,6 @@
 """Damaged converted models load or are refused with one line: no crash, no hang, memory capped, nothing outside opened.
 
-scripts/fuzz_checkpoints does the same with more of them.
+scripts/fuzz_orbax does the same with more of them.
 """
 
 from collections import Counter
