@@ -270,7 +270,7 @@ class EngineConfig:
       dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
       quantization: How weights are stored, a name in quantization.SCHEMES; None: as the checkpoint has them.
       seed: Seed of the requests that bring none; None draws one from the operating system.
-      generation_config: The checkpoint's own sampling defaults, in the form of generation_config.json.
+      generation_config: Sampling defaults of requests, in the form of generation_config.json; empty: ours.
       executor_class: "module:class" of the executor. It is made in the engine's process, from this configuration.
     """
 

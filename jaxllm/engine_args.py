@@ -25,6 +25,7 @@ from jaxllm.config import (
 )
 from jaxllm.exceptions import ConfigError
 from jaxllm.executor.choice import EXECUTOR_CLASSES, choose_backend
+from jaxllm.model_loader.generation_config import choose_generation_config
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.quantization import SCHEMES
 
@@ -189,6 +190,11 @@ class EngineArgs:
         "or ray where RAY_ADDRESS is set and this machine has too few devices",
         choices=EXECUTOR_BACKENDS,
     )
+    generation_config: str = _arg(
+        "auto",
+        "whose sampling defaults hold: auto, the model's own; vllm or jaxllm, ours; else those of the "
+        "generation_config.json in this folder",
+    )
     seed: int | None = _arg(
         EngineConfig.seed,
         "seeds the requests that bring no seed; if not given, they differ from run to run",
@@ -239,7 +245,9 @@ class EngineArgs:
             quantization=self._stored_quantization(checkpoint),
             # Ranks that somebody else has started have no channel to agree on one.
             seed=0 if self.seed is None and backend == "external_launcher" else self.seed,
-            generation_config=checkpoint.generation_config,
+            generation_config=choose_generation_config(
+                self.generation_config, checkpoint.generation_config, checkpoint.path
+            ),
             cache=CacheConfig(
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,

@@ -7,7 +7,8 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jaxllm.engine.input_processor import Prompt
 from jaxllm.engine.llm_engine import LLMEngine
@@ -18,6 +19,7 @@ from jaxllm.entrypoints.output_format import to_json_line, to_stats_line, to_tex
 from jaxllm.entrypoints.progress import ProgressBar
 from jaxllm.entrypoints.prompt_source import max_num_tokens, read_prompts
 from jaxllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, JaxllmError
+from jaxllm.model_loader.generation_config import sampling_defaults
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
 
@@ -29,6 +31,9 @@ _EXIT_INTERRUPTED = 130
 _EXIT_BROKEN_PIPE = 141  # as a process that SIGPIPE ended
 # --seed seeds the requests themselves.
 _NO_FLAGS = ("seed",)
+# What a model's own generation config may set where no flag does.
+_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+_DEFAULT_MAX_TOKENS = 128
 # What a chat template adds to a prompt, roughly; where it is more, the prompt is computed in two chunks.
 _CHAT_TEMPLATE_TOKENS = 64
 
@@ -57,13 +62,14 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine = LLMEngine.
 def _run(args: argparse.Namespace, make_engine: MakeEngine) -> None:
     # Whatever can be refused without a model is refused before one is loaded.
     prompts = read_prompts(args.prompts, args.prompts_file)
-    params = _sampling_params(args)
+    _sampling_params(args, {})
     is_streaming = _is_streaming(args, len(prompts))
     if (args.logprobs is not None or args.prompt_logprobs is not None) and not args.json:
         sys.stderr.write("note: log probabilities are shown with --json only\n")
     _fit_batch(args, prompts)
     engine = make_engine(EngineArgs.from_cli_args(args, exclude=_NO_FLAGS))
     try:
+        params = _sampling_params(args, sampling_defaults(engine.config.generation_config))
         if args.chat:
             prompts = [_chat_prompt(engine, prompt, args.system) for prompt in prompts]
         runner = OfflineRunner(engine)
@@ -117,19 +123,17 @@ def _is_streaming(args: argparse.Namespace, num_prompts: int) -> bool:
     return can_stream and (sys.stdout.isatty() if args.stream is None else args.stream)
 
 
-def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+def _sampling_params(args: argparse.Namespace, of_model: Mapping[str, Any]) -> SamplingParams:
+    """Returns the flags' parameters; what no flag sets is the model's own default, or else this command's."""
     if args.system is not None and not args.chat:
         raise ConfigError("--system needs --chat: only a chat template has a place for it")
+    given = {name: getattr(args, name) for name in _MODEL_DEFAULTS if getattr(args, name) is not None}
     return SamplingParams(
+        **{"temperature": 0.0, "max_tokens": _DEFAULT_MAX_TOKENS, **of_model, **given},
         n=args.n,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        min_p=args.min_p,
         seed=args.seed,
         stop=args.stop,
         ignore_eos=args.ignore_eos,
-        max_tokens=args.max_tokens,
         logprobs=args.logprobs,
         prompt_logprobs=args.prompt_logprobs,
     )
@@ -170,23 +174,12 @@ def _make_parser() -> ArgParser:
     add("--json", action="store_true", help="print one JSON object a prompt")
     add("--stats", action="store_true", help="print times and token rates on stderr")
     add = parser.add_argument_group("sampling").add_argument
-    add("--max-tokens", type=int, default=128, metavar="N", help="most tokens to generate (default: 128)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)")
-    add(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="keep the likeliest tokens up to this probability",
-    )
-    add("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
-    add(
-        "--min-p",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="least probability, as a share of the likeliest's",
-    )
+    own = "the model's own default, or"
+    add("--max-tokens", type=int, metavar="N", help=f"most tokens to generate (default: {own} {_DEFAULT_MAX_TOKENS})")
+    add("--temperature", type=float, metavar="T", help=f"0 takes the likeliest token (default: {own} 0)")
+    add("--top-p", type=float, metavar="P", help=f"keep the likeliest tokens up to this probability (default: {own} 1)")
+    add("--top-k", type=int, metavar="K", help=f"keep the K likeliest tokens; 0 keeps all (default: {own} 0)")
+    add("--min-p", type=float, metavar="P", help=f"least probability, as a share of the likeliest's (default: {own} 0)")
     add("--seed", type=int, metavar="N", help="makes the draws repeatable")
     add("--n", type=int, default=1, metavar="N", help="sequences a prompt (default: 1)")
     add("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")

@@ -78,7 +78,6 @@ def grpc_starter(settings: ServerSettings, model: str) -> "StartSideServer | Non
             model=model,
             served_model_names=settings.served_model_names,
             admission=admission,
-            uses_generation_config=settings.generation_config == "auto",
         )
         return start_grpc_server(engine, grpc_settings)
 

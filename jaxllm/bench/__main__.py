@@ -3,9 +3,15 @@
 import sys
 from collections.abc import Sequence
 
-from jaxllm.bench import host, quality, serve, throughput
+from jaxllm.bench import host, load, quality, serve, throughput
 
-_COMMANDS = {"host": host.main, "quality": quality.main, "serve": serve.main, "throughput": throughput.main}
+_COMMANDS = {
+    "host": host.main,
+    "load": load.main,
+    "quality": quality.main,
+    "serve": serve.main,
+    "throughput": throughput.main,
+}
 _USAGE = f"usage: jaxllm bench COMMAND ...; commands: {', '.join(_COMMANDS)}\n"
 
 

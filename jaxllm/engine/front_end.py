@@ -5,10 +5,16 @@ from typing import NamedTuple
 from jaxllm import envs
 from jaxllm.config import EngineConfig
 from jaxllm.engine_args import EngineArgs
+from jaxllm.logger import get_logger
 from jaxllm.model_loader.checkpoint import OpenedModel, open_model
+from jaxllm.model_loader.generation_config import sampling_defaults
 from jaxllm.model_loader.hf_config import token_ids
+from jaxllm.model_loader.model_folder import TOKENIZER_NAMES, ModelFolder
+from jaxllm.tokenizer.dummy_tokenizer import DummyTokenizer
 from jaxllm.tokenizer.loader import open_tokenizer
 from jaxllm.tokenizer.tokenizer import Tokenizer
+
+_logger = get_logger(__name__)
 
 
 class FrontEnd(NamedTuple):
@@ -27,11 +33,36 @@ def load_front_end(args: EngineArgs) -> FrontEnd:
     envs.check_names()
     checkpoint = open_model(args.model, args.load_format)
     config = args.create_engine_config(checkpoint)
-    tokenizer = open_tokenizer(checkpoint)
+    tokenizer = _open_tokenizer(checkpoint, config)
+    _log_defaults(config)
     return FrontEnd(config, tokenizer, _eos_token_ids(config, tokenizer, checkpoint))
+
+
+def _open_tokenizer(checkpoint: OpenedModel, config: EngineConfig) -> Tokenizer:
+    is_folder = isinstance(checkpoint, ModelFolder)
+    if is_folder and not any((checkpoint.path / name).exists() for name in TOKENIZER_NAMES):
+        return DummyTokenizer(config.model.vocab_size)
+    return open_tokenizer(checkpoint)
+
+
+def _log_defaults(config: EngineConfig) -> None:
+    """Says once what requests get that leave their sampling parameters out."""
+    defaults = sampling_defaults(config.generation_config)
+    if defaults:
+        _logger.warning(
+            "sampling parameters that requests leave out are the model's own: %s; --generation-config vllm takes ours",
+            ", ".join(f"{name}={value}" for name, value in defaults.items()),
+        )
+    penalty = config.generation_config.get("repetition_penalty")
+    if penalty not in (None, 1, 1.0):
+        _logger.warning("the model's generation config asks for repetition_penalty=%r, which isn't applied", penalty)
 
 
 def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer, checkpoint: OpenedModel) -> list[int]:
     """Returns every id that ends a text; a generation config may name more than the model's own."""
-    more = token_ids(checkpoint.generation_config, "eos_token_id")
+    more = [
+        token_id
+        for generation_config in (checkpoint.generation_config, config.generation_config)
+        for token_id in token_ids(generation_config, "eos_token_id")
+    ]
     return list(dict.fromkeys([*config.model.eos_token_ids, *tokenizer.eos_token_ids, *more]))

@@ -12,6 +12,7 @@ from jaxllm.engine_args import DEFAULT_MODEL, EngineArgs
 from jaxllm.entrypoints.offline_runner import OfflineRunner, chat_prompt
 from jaxllm.entrypoints.progress import ProgressBar
 from jaxllm.exceptions import ConfigError, InvalidRequestError
+from jaxllm.model_loader.generation_config import sampling_defaults
 from jaxllm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.tokenizer.tokenizer import Tokenizer
@@ -59,7 +60,7 @@ class LLM:
           prompts: A prompt, or a list of them. A prompt is text, a list of token ids, {"prompt": text} or
             {"prompt_token_ids": ids}. A dict may also hold "cache_salt": prompts with different salts share no
             blocks of the KV cache.
-          sampling_params: One for all prompts, or one a prompt. None is `SamplingParams()`.
+          sampling_params: One for all prompts, or one a prompt. None takes `get_default_sampling_params()`.
           use_tqdm: Whether to show a progress bar on stderr.
 
         Returns:
@@ -70,7 +71,8 @@ class LLM:
           EngineDeadError: The engine has failed.
         """
         prompt_list = _prompt_list(prompts)
-        params_list = _params_list(sampling_params, len(prompt_list))
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params_list = _params_list(params, len(prompt_list))
         with ProgressBar(len(prompt_list), disable=not use_tqdm) as progress:
             return self._runner.run(prompt_list, params_list, progress.update)
 
@@ -131,6 +133,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self.llm_engine.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns what the model's own generation_config sets, and our defaults for the rest."""
+        return SamplingParams(**sampling_defaults(self.llm_engine.config.generation_config))
+
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix. Returns False, and does nothing, while a request runs."""
         return self.llm_engine.reset_prefix_cache()
@@ -179,8 +185,6 @@ def _prompt_list(prompts: Any) -> list[Prompt]:
 
 
 def _params_list(params: Any, num_prompts: int) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * num_prompts
     if not isinstance(params, (list, tuple)):
         return [params] * num_prompts
     if len(params) != num_prompts:

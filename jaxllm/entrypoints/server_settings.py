@@ -4,7 +4,6 @@ import argparse
 import ipaddress
 import socket
 from dataclasses import dataclass, field
-from typing import Literal
 
 from jaxllm import envs
 from jaxllm.entrypoints.tls import TlsFiles
@@ -30,7 +29,6 @@ class ServerSettings:
       is_insecure: Whether an address that others can reach may be served without a key.
       served_model_names: What clients call the model; answers carry the first.
       max_queue: Most sequences that may wait for their first token; None sets no limit.
-      generation_config: "auto": the model's own sampling defaults hold for requests that bring none; "jaxllm": ours.
       shutdown_timeout_s: How long requests may go on after SIGTERM or Ctrl-C.
       logs_requests: Whether each request makes a log line. Prompts never stand in it.
     """
@@ -43,7 +41,6 @@ class ServerSettings:
     is_insecure: bool = False
     served_model_names: tuple[str, ...]
     max_queue: int | None = DEFAULT_MAX_QUEUE
-    generation_config: Literal["auto", "jaxllm"] = "auto"
     shutdown_timeout_s: float = DEFAULT_SHUTDOWN_TIMEOUT_S
     logs_requests: bool = False
     log_format: LogFormat = "text"
@@ -113,12 +110,6 @@ class ServerSettings:
             f"(default: {DEFAULT_MAX_QUEUE})",
         )
         add(
-            "--generation-config",
-            choices=("auto", "jaxllm"),
-            default="auto",
-            help="whose sampling defaults hold: auto, the model's; jaxllm, ours (default: auto)",
-        )
-        add(
             "--shutdown-timeout",
             type=float,
             default=DEFAULT_SHUTDOWN_TIMEOUT_S,
@@ -145,7 +136,6 @@ class ServerSettings:
             is_insecure=args.insecure,
             served_model_names=tuple(args.served_model_name or (args.model,)),
             max_queue=args.max_queue or None,
-            generation_config=args.generation_config,
             shutdown_timeout_s=args.shutdown_timeout,
             logs_requests=args.enable_log_requests,
             log_format=args.log_format,

@@ -96,7 +96,7 @@ def locate(model: str, has_weights: bool = True) -> Path:
     """
     path = _existing_path(model)
     if path is not None:
-        return path
+        return hub.cached_snapshot(path) or path
     if demo_models.is_alias(model):
         return demo_models.fetch(model)
     refuse_pickle(Path(model))

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from jaxllm.exceptions import ModelLoadError, UnsupportedModelError
 from jaxllm.intmath import round_up
+from jaxllm.model_loader.gguf_dequantize import dequantized
 from jaxllm.model_loader.model_files import refuse_lfs_pointer
 
 MAX_METADATA_KEYS = 1 << 16
@@ -125,9 +125,7 @@ class GGUFFile:
             data = np.fromfile(file, dtype=np.uint8, count=tensor.num_bytes)
         if data.size != tensor.num_bytes:
             raise ModelLoadError(f"{self.path}: tensor {name!r}: expected {tensor.num_bytes} bytes, got {data.size}")
-        row_bytes = _num_bytes(tensor.shape[-1:], tensor.type)
-        values = dequantize(data.reshape(-1, row_bytes), tensor.type)
-        return values.reshape(tensor.shape)
+        return dequantized(data, tensor.type, tensor.shape)
 
     def write_metadata(self, path: Path) -> None:
         """Writes a GGUF file with this one's metadata and no tensors."""

@@ -1,7 +1,7 @@
 """Fetches a model from the Hugging Face hub into its own cache, which other tools share.
 
-HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and HF_ENDPOINT work as everywhere: huggingface_hub reads them. One commit
-is resolved once and used for every file. Doesn't know what the files hold.
+HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE, HF_HOME, HF_TOKEN and HF_ENDPOINT work as everywhere: huggingface_hub reads them.
+One commit is resolved once and used for every file. Doesn't know what the files hold.
 """
 
 import re
@@ -12,6 +12,7 @@ from jaxllm.exceptions import ModelNotFoundError
 # Never pickles: see model_files.PICKLE_SUFFIXES.
 WEIGHTS_PATTERN = "*.safetensors"
 ALLOW_PATTERNS = [WEIGHTS_PATTERN, "*.json", "*.jinja", "tokenizer.model"]
+_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,128}))?", re.ASCII)
 
 
@@ -19,6 +20,19 @@ def parse_hub_id(model: str) -> tuple[str, str | None] | None:
     """Splits `org/name[@revision]`, or returns None where `model` has another form."""
     match = _HUB_ID.fullmatch(model)
     return (match[1], match[2]) if match else None
+
+
+def cached_snapshot(folder: Path) -> Path | None:
+    """Returns the snapshot that a model's folder in the hub's cache, models--org--name, has as its main one.
+
+    None where `folder` is no such folder.
+    """
+    ref = folder / "refs" / "main"
+    if not folder.name.startswith("models--") or not ref.is_file():
+        return None
+    commit = ref.read_bytes()[:64].decode("ascii", "replace").strip()
+    snapshot = folder / "snapshots" / commit
+    return snapshot if _COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
 def fetch_snapshot(repo_id: str, revision: str | None, has_weights: bool = True) -> Path:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.model_loader.gguf_reader import GGUFFile
+from jaxllm.model_loader.model_files import find_file, refuse_link_out
 from jaxllm.model_loader.model_folder import read_configs
 from jaxllm.model_loader.orbax_manifest import (
     DTYPES,
@@ -54,8 +55,11 @@ class OrbaxCheckpoint:
         Raises:
           ModelLoadError: It is damaged.
         """
-        vocabulary = self.path / VOCABULARY_NAME
-        return GGUFFile(vocabulary) if vocabulary.exists() else None
+        vocabulary = find_file(self.path, VOCABULARY_NAME)
+        if vocabulary is None:
+            return None
+        refuse_link_out(vocabulary)
+        return GGUFFile(vocabulary)
 
     def read(self, name: str, region: Sequence[slice]) -> np.ndarray:
         """Returns a part of a weight, one slice a dimension, in its stored dtype.

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from jaxllm.exceptions import ModelLoadError
-from jaxllm.model_loader.model_files import MAX_JSON_BYTES, refuse_lfs_pointer
+from jaxllm.model_loader.model_files import MAX_JSON_BYTES, read_limited
 from jaxllm.quantization import SCHEMES
 
 MANIFEST_NAME = "jaxllm.json"
@@ -86,10 +86,7 @@ def read_manifest(folder: Path) -> Manifest:
       ModelLoadError: It is damaged, or of a version that isn't read.
     """
     path = folder / MANIFEST_NAME
-    refuse_lfs_pointer(path)
-    if (size := path.stat().st_size) > MAX_JSON_BYTES:
-        raise ModelLoadError(f"{path}: may have at most {MAX_JSON_BYTES} bytes, got {size}")
-    data = path.read_bytes()
+    data = read_limited(path, MAX_JSON_BYTES)
     try:
         version = msgspec.json.decode(data, type=_Version)
         if (version.format, version.format_version) != (FORMAT, FORMAT_VERSION):

@@ -20,11 +20,11 @@ import numpy as np
 
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.intmath import cdiv
+from jaxllm.model_loader.aligned import aligned_empty
 
 MAX_SHARDS = 1 << 16
 MAX_DESCRIPTION_BYTES = 1 << 16
 DESCRIPTION_NAME = ".zarray"
-_ALIGNMENT = 64  # bytes; memory that is aligned so is used by XLA:CPU in place
 
 
 class ZarrArray:
@@ -68,7 +68,7 @@ class ZarrArray:
         sizes = tuple(stop - start for start, stop in bounds)
         if sizes == self._chunk_shape and math.prod(map(len, spans)) == 1:
             return self._read_chunk(tuple(span[0] for span in spans))
-        whole = _aligned_bytes(math.prod(sizes) * self.dtype.itemsize).view(self.dtype).reshape(sizes)
+        whole = aligned_empty(sizes, self.dtype)
         for index in product(*spans):
             target, source = self._overlap(index, bounds)
             whole[target] = self._read_chunk(index)[source]
@@ -91,16 +91,16 @@ class ZarrArray:
 
     def _read_chunk(self, index: tuple[int, ...]) -> np.ndarray:
         path = self._path(index)
-        data = _aligned_bytes(self._chunk_bytes)
+        chunk = aligned_empty(self._chunk_shape, self.dtype)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(descriptor, "rb", buffering=0) as file:
-                num_read = _read_into(file.fileno(), data.data)
+                num_read = _read_into(file.fileno(), chunk.reshape(-1).view(np.uint8).data)
         except OSError as error:
             raise ModelLoadError(f"{path}: can't be read: {error.strerror or error}") from error
         if num_read != self._chunk_bytes:
             raise ModelLoadError(f"{path}: expected {self._chunk_bytes} bytes, got {num_read}")
-        return data.view(self.dtype).reshape(self._chunk_shape)
+        return chunk
 
     def _path(self, index: tuple[int, ...]) -> Path:
         return self.folder / (".".join(map(str, index)) or "0")
@@ -161,12 +161,6 @@ def _check_file(path: Path, num_bytes: int | None) -> None:
         raise ModelLoadError(
             f"{path}: expected {limit} bytes, got {status.st_size}; the model is damaged, convert it again"
         )
-
-
-def _aligned_bytes(num_bytes: int) -> np.ndarray:
-    buffer = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT
-    return buffer[start : start + num_bytes]
 
 
 def _read_into(descriptor: int, view: memoryview) -> int:

@@ -1,5 +1,6 @@
 """The generate command: what it prints where, and its exit codes."""
 
+import dataclasses
 import io
 import json
 import os
@@ -94,6 +95,19 @@ def test_every_sampling_flag() -> None:
         True,
     )
     assert (params.logprobs, params.prompt_logprobs) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [("", (0.6, 0.9, 0, 0.0, 20)), ("--temperature 0 --top-k 3 --max-tokens 2 --min-p 0.2", (0.0, 0.9, 3, 0.2, 2))],
+)
+def test_the_models_own_defaults_hold_where_no_flag_does(flags: str, expected: tuple[float, ...]) -> None:
+    engines = Engines()
+    own = {"temperature": 0.6, "top_p": 0.9, "max_new_tokens": 20}
+    engines.engine.config = dataclasses.replace(engines.engine.config, generation_config=own)
+    assert main(["hi", *flags.split()], engines) == 0
+    params = last_request(engines.client).sampling_params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.max_tokens) == expected
 
 
 def test_engine_flags_reach_the_engine() -> None:

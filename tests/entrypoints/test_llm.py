@@ -1,5 +1,6 @@
 """LLM.generate and LLM.chat on a scripted engine."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -168,3 +169,15 @@ def test_engine_arguments_are_keywords(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_engine_argument_gets_a_hint() -> None:
     with pytest.raises(ConfigError, match="argument max_model_length; did you mean max_model_len?"):
         LLM(max_model_length=3)
+
+
+def test_without_parameters_the_models_own_defaults_hold(make_llm: MakeLLM) -> None:
+    llm, client = make_llm("x" * 40)
+    assert llm.get_default_sampling_params() == SamplingParams()
+    own = {"temperature": 0.5, "top_k": 9, "max_new_tokens": 21}
+    llm.llm_engine.config = dataclasses.replace(llm.llm_engine.config, generation_config=own)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=9, max_tokens=21)
+    llm.generate("a", use_tqdm=False)
+    llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
+    params = [request.sampling_params for request in client.requests]
+    assert [(each.temperature, each.top_k, each.max_tokens) for each in params] == [(0.5, 9, 21), (1.0, 0, 2)]

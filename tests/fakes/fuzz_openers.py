@@ -28,8 +28,8 @@ def open_model(path: Path) -> str:
     if tokenizer.chat_template is not None:
         render_chat(tokenizer, [{"role": "user", "content": _TEXT}])
     float32 = jnp.dtype(jnp.float32)
-    load_model(config, make_mesh(jax.local_devices()[:1]), float32, float32)
-    return f"{len(checkpoint.tensor_names())} tensors"
+    model = load_model(config, make_mesh(jax.local_devices()[:1]), float32, float32)
+    return f"{len(jax.tree.leaves(model))} parameters"
 
 
 def misbehave(path: Path) -> str:

@@ -121,6 +121,48 @@ def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in message and "--model" in message
 
 
+def _write_hub_cache(home: Path) -> Path:
+    """Writes a model as huggingface_hub keeps it: a snapshot of links to blobs. Returns the snapshot."""
+    source, folder = write_tiny_folder(home / "source", micro_llama(), num_shards=2), home / "hub" / "models--org--name"
+    snapshot, blobs = folder / "snapshots" / ("0123456789" * 4), folder / "blobs"
+    for new in (snapshot, blobs, folder / "refs"):
+        new.mkdir(parents=True)
+    (folder / "refs" / "main").write_text(snapshot.name)
+    for number, file in enumerate(sorted(source.iterdir())):
+        (blobs / str(number)).write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(Path("..") / ".." / "blobs" / str(number))
+    return snapshot
+
+
+def test_the_hubs_cache(tmp_path: Path) -> None:
+    snapshot = _write_hub_cache(tmp_path)
+    folder = snapshot.parent.parent
+    for model in (snapshot, folder):
+        checkpoint = open_checkpoint(str(model))
+        assert checkpoint.path == snapshot
+        assert isinstance(checkpoint, HuggingFaceCheckpoint) and checkpoint.read("model.norm.weight").shape == (8,)
+    for text in ("../../source", "main", ""):
+        (folder / "refs" / "main").write_text(text)
+        with pytest.raises(ModelLoadError, match="models--org--name: expected a folder with config.json"):
+            open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline_takes_what_is_cached(variable: str, tmp_path: Path) -> None:
+    snapshot = _write_hub_cache(tmp_path)
+    script = (
+        "import socket, sys\n"
+        "def refuse(*args, **kwargs): sys.exit('used a socket')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "from jaxllm.model_loader.checkpoint import open_checkpoint\n"
+        "print(open_checkpoint('org/name').path)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
+    environment |= {variable: "1", "HF_HOME": str(tmp_path), "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{snapshot}\n", done.stderr
+
+
 def test_offline_asks_nobody(tmp_path: Path) -> None:
     script = (
         "import socket, sys\n"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jaxllm.exceptions import ModelLoadError, UnsupportedModelError
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.model_loader.gguf_dequantize import dequantized
 from jaxllm.model_loader.gguf_reader import SUPPORTED_TYPES, GGUFFile
 from tests.fakes.tiny_models import micro_llama, write_tiny_gguf
 
@@ -78,6 +79,17 @@ def test_dequantisation_equals_the_gguf_packages(tensor_type: GGMLQuantizationTy
     assert values.dtype == np.float32
     np.testing.assert_array_equal(values, expected.reshape(6, 512))
     np.testing.assert_array_equal(opened.read("first"), [0.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize("name", ["F32", "Q4_1", "Q8_0"])
+def test_dequantisation_piece_by_piece(name: str) -> None:
+    """Five pieces of 131,072 elements, the last one short, whose borders fall inside rows."""
+    tensor_type = GGMLQuantizationType[name]
+    weight = np.random.default_rng(1).standard_normal((1700, 352)).astype(np.float32)
+    stored = gguf.quants.quantize(weight, tensor_type)
+    values = dequantized(np.ascontiguousarray(stored).view(np.uint8).reshape(-1), tensor_type, weight.shape)
+    np.testing.assert_array_equal(values, gguf.quants.dequantize(stored, tensor_type))
+    assert values.ctypes.data % 64 == 0
 
 
 def test_metadata_of_every_type(tmp_path: Path) -> None:

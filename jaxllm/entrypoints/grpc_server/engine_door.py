@@ -20,9 +20,9 @@ from jaxllm.engine.input_processor import Prompt
 from jaxllm.entrypoints.grpc_server.errors import Refusal
 from jaxllm.entrypoints.grpc_server.rpc import request_id_of
 from jaxllm.entrypoints.grpc_server.settings import GrpcSettings
-from jaxllm.entrypoints.sampling_defaults import sampling_defaults
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.logger import get_logger
+from jaxllm.model_loader.generation_config import sampling_defaults
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
 
@@ -57,7 +57,7 @@ class EngineDoor:
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """Values of sampling parameters that requests leave out. The engine must be ready."""
-        return sampling_defaults(self.engine.config.generation_config) if self.settings.uses_generation_config else {}
+        return sampling_defaults(self.engine.config.generation_config)
 
     @property
     def is_ready(self) -> bool:

@@ -20,7 +20,6 @@ class GrpcSettings:
       model: What the server was told to load.
       served_model_names: The names that clients may ask for; the first stands in answers.
       admission: Who may wait; shared with the HTTP server.
-      uses_generation_config: Whether the model's own sampling defaults hold for requests that bring none.
       logs_requests: Whether each request makes a log line, without anything of its prompt.
       tls: Certificates; None leaves everything in the clear.
     """
@@ -31,7 +30,6 @@ class GrpcSettings:
     model: str
     served_model_names: Sequence[str]
     admission: AdmissionControl
-    uses_generation_config: bool = True
     logs_requests: bool = False
     tls: TlsFiles | None = None
 

@@ -50,7 +50,6 @@ async def _serve(
         engine,
         settings.served_model_names,
         admission,
-        uses_generation_config=settings.generation_config == "auto",
     )
     page = MetricsPage(serving)
     app = Gate(build_app(serving, page), admission, settings.api_keys, settings.allowed_hosts, settings.logs_requests)
@@ -80,8 +79,6 @@ async def _count(serving: ServingEngine, page: MetricsPage) -> None:
         gc.collect()
         gc.freeze()
         _logger.info("ready to answer as %s", ", ".join(serving.served_model_names))
-        if serving.sampling_defaults:
-            _logger.info("sampling defaults from the model's generation_config: %s", serving.sampling_defaults)
         while True:
             await asyncio.sleep(INTERVAL_S)
             interval_log.write()

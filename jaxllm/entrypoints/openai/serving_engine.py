@@ -14,8 +14,8 @@ from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.engine.input_processor import Prompt
 from jaxllm.entrypoints.admission import AdmissionControl, QueueFullError
 from jaxllm.entrypoints.openai.errors import RETRY_LOADING_S, ApiError, model_not_found, queue_full
-from jaxllm.entrypoints.sampling_defaults import sampling_defaults
 from jaxllm.exceptions import EngineDeadError, InvalidRequestError
+from jaxllm.model_loader.generation_config import sampling_defaults
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
 
@@ -32,7 +32,6 @@ class ServingEngine:
       engine: May still be loading.
       served_model_names: What clients call the model; answers carry the first.
       admission: Who may wait.
-      uses_generation_config: Whether the model's own sampling defaults hold for requests that bring none.
 
     Attributes:
       created: When serving began, in seconds of the wall clock.
@@ -45,7 +44,6 @@ class ServingEngine:
         engine: AsyncLLMEngine,
         served_model_names: Sequence[str],
         admission: AdmissionControl,
-        uses_generation_config: bool = True,
     ) -> None:
         self.engine = engine
         self.served_model_names = tuple(served_model_names)
@@ -53,12 +51,11 @@ class ServingEngine:
         self.created = int(time.time())
         self.is_draining = False
         self.was_ready = False
-        self._uses_generation_config = uses_generation_config
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """Values of sampling parameters that requests leave out. The engine must be ready."""
-        return sampling_defaults(self.engine.config.generation_config) if self._uses_generation_config else {}
+        return sampling_defaults(self.engine.config.generation_config)
 
     def model_of(self, name: str | None) -> str:
         """Returns the name that an answer carries.
