@@ -12,6 +12,7 @@ _COMMANDS = {
     "generate": "jaxllm.generate",
     "serve": "jaxllm.serve",
     "bench": "jaxllm.bench.__main__",
+    "convert": "jaxllm.convert",
 }
 
 

@@ -12,6 +12,7 @@ PREEMPTION_MODES = ("auto", "swap", "recompute")
 POLICIES = ("fcfs", "priority")
 EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 UNIPROC_EXECUTOR = "jaxllm.executor.uniproc_executor:UniProcExecutor"
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "orbax", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # What --kv-cache-dtype takes, and the dtype that it means; "auto" is the model's.
 KV_CACHE_DTYPES = {
@@ -265,6 +266,7 @@ class EngineConfig:
 
     Attributes:
       model_path: The .gguf file or the folder that holds the checkpoint.
+      load_format: What the checkpoint is, one of LOAD_FORMATS: "auto" looks; "dummy" makes up weights at random.
       dtype: Compute dtype; "auto" is float32 on CPU and bfloat16 on accelerators.
       quantization: How weights are stored, a name in quantization.SCHEMES; None: as the checkpoint has them.
       seed: Seed of the requests that bring none; None draws one from the operating system.
@@ -274,6 +276,7 @@ class EngineConfig:
 
     model: ModelConfig
     model_path: Path
+    load_format: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
     seed: int | None = None
@@ -286,6 +289,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}; set --dtype")
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigError(
+                f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}; set --load-format"
+            )
         if self.quantization is not None and self.quantization not in SCHEMES:
             raise ConfigError(
                 f"quantization must be one of {', '.join(SCHEMES)}, got {self.quantization!r}; set --quantization"

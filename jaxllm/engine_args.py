@@ -15,6 +15,7 @@ from jaxllm.config import (
     DTYPES,
     EXECUTOR_BACKENDS,
     KV_CACHE_DTYPES,
+    LOAD_FORMATS,
     POLICIES,
     PREEMPTION_MODES,
     CacheConfig,
@@ -27,7 +28,7 @@ from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.quantization import SCHEMES
 
 if TYPE_CHECKING:
-    from jaxllm.model_loader.checkpoint import Checkpoint
+    from jaxllm.model_loader.checkpoint import OpenedModel
 
 DEFAULT_MODEL = "smollm2"
 # Taken where max_model_len isn't given and the model allows more: block tables grow with it.
@@ -76,7 +77,15 @@ def _arg(
 class EngineArgs:
     """What an engine is made from. Names are vLLM's; each field's meaning is its help text."""
 
-    model: str = _arg(DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, or a hub id")
+    model: str = _arg(
+        DEFAULT_MODEL, "the default model's name, a .gguf file, a Hugging Face directory, a converted one, or a hub id"
+    )
+    load_format: str = _arg(
+        EngineConfig.load_format,
+        "what the model's weights are; auto looks, orbax is what jaxllm.convert writes, dummy makes them up at random "
+        "from config.json alone",
+        choices=LOAD_FORMATS,
+    )
     dtype: str = _arg(
         EngineConfig.dtype, "compute type; auto is float32 on CPU, bfloat16 on accelerators", choices=DTYPES
     )
@@ -198,7 +207,7 @@ class EngineArgs:
         values = vars(namespace)
         return cls(**{item.name: values[item.name] for item in dataclasses.fields(cls) if item.name not in exclude})
 
-    def create_engine_config(self, checkpoint: "Checkpoint") -> EngineConfig:
+    def create_engine_config(self, checkpoint: "OpenedModel") -> EngineConfig:
         """Returns the frozen configuration for one opened checkpoint.
 
         Raises:
@@ -216,8 +225,9 @@ class EngineArgs:
         return EngineConfig(
             model=model,
             model_path=checkpoint.path,
+            load_format=self.load_format,
             dtype=self.dtype,
-            quantization=self.quantization,
+            quantization=self._stored_quantization(checkpoint),
             seed=self.seed,
             generation_config=checkpoint.generation_config,
             cache=CacheConfig(
@@ -249,6 +259,16 @@ class EngineArgs:
                 distributed_executor_backend=self.distributed_executor_backend,
             ),
         )
+
+    def _stored_quantization(self, checkpoint: "OpenedModel") -> str | None:
+        """Returns the scheme of the weights: what was asked for, or what the checkpoint has them in."""
+        stored = checkpoint.quantization
+        if stored is not None and self.quantization not in (None, stored):
+            raise ConfigError(
+                f"{checkpoint.path}: its weights are stored as {stored}, got quantization {self.quantization}; leave "
+                "--quantization out, or convert the model again"
+            )
+        return stored or self.quantization
 
     def _num_blocks_override(self) -> int | None:
         """Returns the one setting that has two names."""

@@ -158,6 +158,7 @@ class SequenceGroup:
       seqs: By index. Only sequence 0 until the prompt is complete, then all n; in beam search the live beams, best
         first.
       hypotheses: The best beams that have ended, best first. Beam search only.
+      max_num_output_tokens: How many tokens each of its sequences may generate.
       first_scheduled_time_s: When its first token was scheduled, or None.
       num_cached_tokens: Prompt tokens that the prefix cache held when the request was first scheduled.
       num_prompt_logprobs: Prompt positions, counted from position 1, whose logprobs have been handed out.
@@ -172,13 +173,14 @@ class SequenceGroup:
         "hypotheses",
         "eos_token_ids",
         "stop_token_ids",
+        "max_num_output_tokens",
         "first_scheduled_time_s",
         "num_cached_tokens",
         "num_prompt_logprobs",
         "queue_key",
     )
 
-    def __init__(self, request: EngineCoreRequest, first: Sequence) -> None:
+    def __init__(self, request: EngineCoreRequest, first: Sequence, max_model_len: int) -> None:
         params = request.sampling_params
         self.request = request
         self.n = params.n
@@ -187,6 +189,7 @@ class SequenceGroup:
         self.hypotheses: list[Hypothesis] = []
         self.eos_token_ids = frozenset(() if params.ignore_eos else request.eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.max_num_output_tokens = min(request.max_tokens, max_model_len - len(request.prompt_token_ids))
         self.first_scheduled_time_s: float | None = None
         self.num_cached_tokens = 0
         self.num_prompt_logprobs = 0

@@ -60,9 +60,19 @@ def put_shards(tree: Any, sharding: NamedSharding) -> Any:
 
 def laid_out_shape(shape: Sequence[int], mesh: Mesh, axes: Sequence[Axis]) -> tuple[int, ...]:
     """Returns the shape that lay_out makes of an array's."""
+    return dealt_shape(shape, pieces_of(mesh, axes), axes)
+
+
+def pieces_of(mesh: Mesh, axes: Sequence[Axis]) -> tuple[int, ...]:
+    """Returns into how many pieces each dimension is cut."""
+    return tuple(num_shards(mesh, axis) for axis in axes)
+
+
+def dealt_shape(shape: Sequence[int], pieces: Sequence[int], axes: Sequence[Axis]) -> tuple[int, ...]:
+    """Returns the shape of an array that is laid out for so many pieces of each dimension."""
     return tuple(
-        size if pieces == 1 else len(_order(axis, size, pieces))
-        for size, axis, pieces in zip(shape, axes, (num_shards(mesh, axis) for axis in axes), strict=True)
+        size if count == 1 else len(_order(axis, size, count))
+        for size, axis, count in zip(shape, axes, pieces, strict=True)
     )
 
 
@@ -72,6 +82,17 @@ def lay_out(value: np.ndarray, mesh: Mesh, axes: Sequence[Axis]) -> np.ndarray:
         pieces = num_shards(mesh, axis)
         if pieces > 1:
             value = _take(value, _order(axis, value.shape[dimension], pieces), dimension)
+    return value
+
+
+def whole_again(value: np.ndarray, shape: Sequence[int], pieces: Sequence[int], axes: Sequence[Axis]) -> np.ndarray:
+    """Undoes lay_out: returns the array [*shape] that `value` was made of, for so many pieces of each dimension."""
+    for dimension, (axis, size, count) in enumerate(zip(axes, shape, pieces, strict=True)):
+        if count > 1:
+            order = _order(axis, size, count)
+            places = np.empty(size, np.int64)  # where each element stands; the last place, if it stands in several
+            places[order[order >= 0]] = np.flatnonzero(order >= 0)
+            value = np.take(value, places, axis=dimension)
     return value
 
 

@@ -18,6 +18,7 @@ class TinyCheckpoint:
 
     path = Path("tiny.gguf")
     generation_config: dict[str, Any] = {}
+    quantization: str | None = None
 
     def __init__(self, max_position_embeddings: int) -> None:
         self.config: dict[str, Any] = {

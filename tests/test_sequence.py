@@ -45,7 +45,7 @@ def test_a_fork_goes_its_own_way() -> None:
 
 def test_get_max_num_running_seqs_counts_n_until_the_fork_and_the_living_after() -> None:
     first = Sequence(0, "a", 0, [1, 2], block_size=4)
-    group = SequenceGroup(make_request("a", [1, 2], n=3), first)
+    group = SequenceGroup(make_request("a", [1, 2], n=3), first, max_model_len=100)
     assert group.get_max_num_running_seqs() == 3
     group.seqs += [first.fork(1, 1), first.fork(2, 2)]
     assert group.get_max_num_running_seqs() == 3

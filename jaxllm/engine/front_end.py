@@ -5,7 +5,7 @@ from typing import NamedTuple
 from jaxllm import envs
 from jaxllm.config import EngineConfig
 from jaxllm.engine_args import EngineArgs
-from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
+from jaxllm.model_loader.checkpoint import OpenedModel, open_model
 from jaxllm.model_loader.hf_config import token_ids
 from jaxllm.tokenizer.loader import open_tokenizer
 from jaxllm.tokenizer.tokenizer import Tokenizer
@@ -25,13 +25,13 @@ def load_front_end(args: EngineArgs) -> FrontEnd:
       ModelLoadError: The model can't be found, read or understood.
     """
     envs.check_names()
-    checkpoint = open_checkpoint(args.model)
+    checkpoint = open_model(args.model, args.load_format)
     config = args.create_engine_config(checkpoint)
     tokenizer = open_tokenizer(checkpoint)
     return FrontEnd(config, tokenizer, _eos_token_ids(config, tokenizer, checkpoint))
 
 
-def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer, checkpoint: Checkpoint) -> list[int]:
+def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer, checkpoint: OpenedModel) -> list[int]:
     """Returns every id that ends a text; a generation config may name more than the model's own."""
     more = token_ids(checkpoint.generation_config, "eos_token_id")
     return list(dict.fromkeys([*config.model.eos_token_ids, *tokenizer.eos_token_ids, *more]))

@@ -12,21 +12,30 @@ from jaxllm.exceptions import ModelLoadError, ModelNotFoundError
 from jaxllm.model_loader import demo_models, hub
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.model_files import PICKLE_SUFFIXES, refuse_pickle
+from jaxllm.model_loader.model_folder import CONFIG_NAME, ModelFolder
+from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint, is_converted
 from jaxllm.model_loader.safetensors_reader import HuggingFaceCheckpoint
 
 
-class Checkpoint(Protocol):
-    """An opened model: its config in memory, its tensors on disk, under Hugging Face names.
+class OpenedModel(Protocol):
+    """What the front end needs of an opened model; its weights may be of any form, or none.
 
     Attributes:
       path: The .gguf file or the folder.
       config: In the form of Hugging Face's config.json.
       generation_config: In the form of generation_config.json; empty where the checkpoint has none.
+      quantization: The scheme, a name in quantization.SCHEMES, whose numbers the weights are stored as; None where they
+        come as floats.
     """
 
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
+    quantization: str | None
+
+
+class Checkpoint(OpenedModel, Protocol):
+    """An opened model whose tensors are on disk, under Hugging Face names."""
 
     def tensor_names(self) -> list[str]: ...
 
@@ -37,12 +46,13 @@ class Checkpoint(Protocol):
         ...
 
 
-def open_checkpoint(model: str) -> Checkpoint:
-    """Opens a model.
+def open_checkpoint(model: str, load_format: str = "auto") -> Checkpoint | OrbaxCheckpoint:
+    """Opens a model with its weights.
 
     Args:
-      model: A path to a .gguf file or a Hugging Face folder, an alias of demo_models, or a hub id
+      model: A path to a .gguf file, a Hugging Face folder or a converted one, an alias of demo_models, or a hub id
         `org/name[@revision]`. A path that exists wins.
+      load_format: What it must be: "safetensors", "gguf" or "orbax"; "auto" takes what it is.
 
     Raises:
       ModelNotFoundError: Nothing by that name is here, and none could be fetched.
@@ -50,16 +60,36 @@ def open_checkpoint(model: str) -> Checkpoint:
       UnsupportedModelError: The model's family or number format isn't supported.
     """
     path = locate(model)
-    if path.is_dir():
-        return _open_folder(path)
-    refuse_pickle(path)
-    if path.suffix.lower() == ".safetensors":
-        raise ModelLoadError(f"{path}: is one file of a model; give the folder that also holds its config.json")
-    return GGUFCheckpoint(path)
+    found = _format_of(path)
+    if load_format not in ("auto", found):
+        raise ModelLoadError(f"{path}: is of format {found}, not {load_format}; set --load-format auto")
+    match found:
+        case "gguf":
+            return GGUFCheckpoint(path)
+        case "orbax":
+            return OrbaxCheckpoint(path)
+        case _:
+            return HuggingFaceCheckpoint(path)
 
 
-def locate(model: str) -> Path:
+def open_model(model: str, load_format: str = "auto") -> OpenedModel:
+    """Opens what the front end needs of a model. As open_checkpoint, but "dummy" does without the weights.
+
+    Raises:
+      ModelNotFoundError, ModelLoadError, UnsupportedModelError: As open_checkpoint.
+    """
+    if load_format != "dummy":
+        return open_checkpoint(model, load_format)
+    path = locate(model, has_weights=False)
+    return ModelFolder(path) if (path / CONFIG_NAME).exists() else open_checkpoint(str(path))
+
+
+def locate(model: str, has_weights: bool = True) -> Path:
     """Returns the file or folder that `model` names, fetching it where needed. Opens nothing.
+
+    Args:
+      model: As in open_checkpoint.
+      has_weights: Whether the weights of a hub model are fetched too.
 
     Raises:
       ModelNotFoundError: Nothing by that name is here, and none could be fetched.
@@ -77,7 +107,7 @@ def locate(model: str) -> Path:
             f"({demo_models.alias_list()}), no hub id (org/name); "
             "give a .gguf file or a folder with config.json and *.safetensors"
         )
-    return hub.fetch_snapshot(*parsed)
+    return hub.fetch_snapshot(*parsed, has_weights=has_weights)
 
 
 def _existing_path(model: str) -> Path | None:
@@ -90,9 +120,21 @@ def _existing_path(model: str) -> Path | None:
         return None
 
 
-def _open_folder(path: Path) -> Checkpoint:
-    if (path / "config.json").exists():
-        return HuggingFaceCheckpoint(path)
+def _format_of(path: Path) -> str:
+    """Returns "gguf", "orbax" or "safetensors".
+
+    Raises:
+      ModelLoadError: It is none of them.
+    """
+    if not path.is_dir():
+        refuse_pickle(path)
+        if path.suffix.lower() == ".safetensors":
+            raise ModelLoadError(f"{path}: is one file of a model; give the folder that also holds its config.json")
+        return "gguf"
+    if is_converted(path):
+        return "orbax"
+    if (path / CONFIG_NAME).exists():
+        return "safetensors"
     names = sorted(file.name for file in path.iterdir())
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
     pickles = [name for name in names if name.lower().endswith(PICKLE_SUFFIXES)]

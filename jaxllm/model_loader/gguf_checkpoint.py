@@ -28,6 +28,7 @@ class GGUFCheckpoint:
       gguf: The opened file; the tokenizer reads its vocabulary from there.
       config: What Hugging Face's config.json would say.
       generation_config: Empty: GGUF has none.
+      quantization: None: tensors are de-quantised when they are read.
 
     Raises:
       ModelLoadError: The file is damaged or contradicts itself.
@@ -51,6 +52,7 @@ class GGUFCheckpoint:
         }
         self.config = _translate_config(self.gguf, architecture)
         self.generation_config: dict[str, Any] = {}
+        self.quantization: str | None = None
         self._check_counts()
 
     def tensor_names(self) -> list[str]:

@@ -83,6 +83,7 @@ class GGUFFile:
             cursor = _Cursor(file, path, path.stat().st_size)
             num_tensors, num_keys = _read_preamble(cursor)
             self.metadata = _read_metadata(cursor, num_keys)
+            self._metadata_end = cursor.position
             self._refuse_split()
             self.tensors = _read_tensor_table(cursor, num_tensors, self._alignment())
 
@@ -127,6 +128,13 @@ class GGUFFile:
         row_bytes = _num_bytes(tensor.shape[-1:], tensor.type)
         values = dequantize(data.reshape(-1, row_bytes), tensor.type)
         return values.reshape(tensor.shape)
+
+    def write_metadata(self, path: Path) -> None:
+        """Writes a GGUF file with this one's metadata and no tensors."""
+        with self.path.open("rb") as file:
+            head = file.read(self._metadata_end)
+        # Magic and version, the number of tensors, the number of keys and the keys.
+        path.write_bytes(head[:8] + struct.pack("<Q", 0) + head[16:])
 
     def _refuse_split(self) -> None:
         num_parts = self.get("split.count", int) or 1

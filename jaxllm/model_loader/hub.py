@@ -10,7 +10,8 @@ from pathlib import Path
 from jaxllm.exceptions import ModelNotFoundError
 
 # Never pickles: see model_files.PICKLE_SUFFIXES.
-ALLOW_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+WEIGHTS_PATTERN = "*.safetensors"
+ALLOW_PATTERNS = [WEIGHTS_PATTERN, "*.json", "*.jinja", "tokenizer.model"]
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,128}))?", re.ASCII)
 
 
@@ -20,7 +21,7 @@ def parse_hub_id(model: str) -> tuple[str, str | None] | None:
     return (match[1], match[2]) if match else None
 
 
-def fetch_snapshot(repo_id: str, revision: str | None) -> Path:
+def fetch_snapshot(repo_id: str, revision: str | None, has_weights: bool = True) -> Path:
     """Returns the folder of a hub model, downloading what the cache lacks.
 
     Raises:
@@ -31,11 +32,10 @@ def fetch_snapshot(repo_id: str, revision: str | None) -> Path:
     from huggingface_hub.errors import GatedRepoError
 
     wanted = f"{repo_id}@{revision}" if revision else repo_id
+    allowed = [pattern for pattern in ALLOW_PATTERNS if has_weights or pattern != WEIGHTS_PATTERN]
     way_out = "give a .gguf file or a local folder with --model instead"
     try:
-        return Path(
-            snapshot_download(repo_id, revision=revision, allow_patterns=ALLOW_PATTERNS, ignore_patterns=["*/*"])
-        )
+        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=allowed, ignore_patterns=["*/*"]))
     except GatedRepoError as error:
         raise ModelNotFoundError(
             f"hub model {wanted!r} is gated: accept its terms on its page and set HF_TOKEN, or {way_out}"

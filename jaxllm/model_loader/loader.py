@@ -1,29 +1,28 @@
-"""Brings a checkpoint's tensors into sharded device arrays, one parameter at a time."""
+"""Declares a model and fills it with weights, one parameter at a time. Doesn't know where those come from."""
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from jaxllm.config import KV_CACHE_DTYPES, EngineConfig, ModelConfig
-from jaxllm.exceptions import ModelLoadError
 from jaxllm.layers.quantization import declare_cache_scales, declare_quantized
 from jaxllm.layers.rope import for_context
-from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
+from jaxllm.logger import get_logger
+from jaxllm.model_loader.weight_readers import open_reader
 from jaxllm.models.causal_lm import CausalLM, Family, ModelPart, model_parts
 from jaxllm.models.registry import FAMILIES
-from jaxllm.models.weight_map import Weight
 from jaxllm.progress import progress_bar
-from jaxllm.quantization import SCALE_SUFFIX, SCHEMES, quantize
-from sharding.partition import abstract_weight, put_weight
+from jaxllm.quantization import SCHEMES
+from sharding.partition import abstract_weight
 
-_CACHE_SCALES = ".cache_scales"
+_logger = get_logger(__name__)
 
 
 def load_model(
@@ -46,30 +45,22 @@ def load_model(
     """
     model = _settled(config)
     family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
-    checkpoint = open_checkpoint(str(config.model_path))
-    weights = weight_map(model, family)
-    stored_names = _stored_names(checkpoint, weights, model, family)
     part = part or model_parts(model.num_hidden_layers, 1)[0]
     declared = _declare(config, model, family, dtype, hidden_dtype, part)
-    scales: dict[str, np.ndarray] = {}  # of numbers whose scales come next
-    with progress_bar(_num_bytes(declared, part), "loading weights", "B") as bar:
+    num_gb = _num_bytes(declared, part) / 1e9
+    start_s = time.monotonic()
+    reader = open_reader(config, model, family)
+    with progress_bar(num_gb * 1e9, "loading weights", "B") as bar:
 
         def load(name: str, parameter: nnx.Param[jax.Array]) -> jax.Array:
-            want = parameter.get_value()
-            if name in scales:
-                value = scales.pop(name)
-            elif name.endswith(_CACHE_SCALES):  # no checkpoint has them: worker/kv_calibration.py measures them
-                value = np.ones(want.shape, np.float32)
-            else:
-                value = arrange(checkpoint, weights[name], stored_names, want.shape)
-                scheme = parameter.get_metadata("scheme", None)
-                if scheme is not None:
-                    value, scales[name + SCALE_SUFFIX] = quantize(value, scheme)
-            array = put_weight(value.astype(want.dtype, copy=False), mesh, parameter.get_metadata("logical_axes"))
-            bar.update(value.size * want.dtype.itemsize)
+            array = reader.load(name, parameter, mesh)
+            bar.update(array.nbytes)
             return array
 
-        return _filled(declared, part, load)
+        loaded = _filled(declared, part, load)
+    elapsed_s = max(time.monotonic() - start_s, 1e-9)
+    _logger.info("loaded %.2f GB of weights in %.2f s, %.2f GB/s", num_gb, elapsed_s, num_gb / elapsed_s)
+    return loaded
 
 
 def abstract_model(
@@ -88,39 +79,6 @@ def abstract_model(
         return abstract_weight(want.shape, want.dtype, mesh, parameter.get_metadata("logical_axes"))
 
     return _filled(_declare(config, model, family, dtype, hidden_dtype, part), part, describe)
-
-
-def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
-    """Returns every parameter's weights, by its path in CausalLM."""
-    weights = family.frame_weights(config)
-    for index in range(config.num_hidden_layers):
-        for name, weight in family.layer_weights(config, index).items():
-            weights[f"layers.{index}.{name}"] = weight
-    return weights
-
-
-def arrange(
-    checkpoint: Checkpoint, weight: Weight, stored_names: Mapping[str, str], shape: tuple[int, ...]
-) -> np.ndarray:
-    """Reads the tensors of one parameter and makes it of them.
-
-    Raises:
-      ModelLoadError: The tensors don't fit together, or the result hasn't the parameter's shape.
-    """
-    parts = [checkpoint.read(stored_names[name]) for name in weight.names]
-    try:
-        value = weight.arrange(parts)
-    except ValueError as error:
-        raise ModelLoadError(
-            f"{checkpoint.path}: {' + '.join(weight.names[:4])} of shapes {[part.shape for part in parts[:4]]} don't "
-            f"fit together: {error}"
-        ) from error
-    if value.shape != shape:
-        raise ModelLoadError(
-            f"{checkpoint.path}: {' + '.join(weight.names[:4])} must make an array of shape {shape} by the model's "
-            f"config, got {value.shape}; the file is damaged or its config belongs to another model"
-        )
-    return value
 
 
 def _settled(config: EngineConfig) -> ModelConfig:
@@ -179,30 +137,3 @@ def _held(model: CausalLM, part: ModelPart, paths: Iterable[tuple[Any, ...]]) ->
             yield path, ".".join(map(str, (kind, part.layers[place], *rest)))
         elif part.holds(model.frame, place):
             yield path, ".".join(map(str, path))
-
-
-def _stored_names(
-    checkpoint: Checkpoint, weights: Mapping[str, Weight], config: ModelConfig, family: Family
-) -> dict[str, str]:
-    """Returns the checkpoint's name of each tensor that the weights need.
-
-    Checkpoints of a bare decoder leave out the prefix. Each of their tensors must be used once.
-
-    Raises:
-      ModelLoadError: A tensor is missing or left over.
-    """
-    needed = [name for weight in weights.values() for name in weight.names]
-    assert len(needed) == len(set(needed)), "a family's weight map uses a tensor twice"
-    stored = {name: name for name in checkpoint.tensor_names() if not family.is_ignored(config, name)}
-    if not any(name.startswith(family.prefix) for name in stored):
-        stored = {family.prefix + name: name for name in stored}
-    if config.tie_word_embeddings:
-        stored.pop("lm_head.weight", None)
-    missing, left_over = sorted(set(needed) - stored.keys()), sorted(stored.keys() - set(needed))
-    if missing or left_over:
-        what = f"lacks {missing[0]}" if missing else f"has {left_over[0]}, which {config.architecture} doesn't use"
-        raise ModelLoadError(
-            f"{checkpoint.path}: {what} ({len(missing)} missing and {len(left_over)} left-over tensors); "
-            "the file is incomplete or its config belongs to another model"
-        )
-    return stored

@@ -19,6 +19,7 @@ from jaxllm.model_loader.model_files import (
     refuse_lfs_pointer,
     refuse_link_out,
 )
+from jaxllm.model_loader.model_folder import read_configs
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -48,6 +49,7 @@ class HuggingFaceCheckpoint:
       path: The folder.
       config: config.json, with eos_token_id taken from generation_config.json where that has one.
       generation_config: generation_config.json, or empty.
+      quantization: None.
 
     Raises:
       ModelLoadError: A file is missing, truncated or contradicts another.
@@ -56,11 +58,8 @@ class HuggingFaceCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = read_json(path / "config.json")
-        generation_path = path / "generation_config.json"
-        self.generation_config: dict[str, Any] = read_json(generation_path) if generation_path.exists() else {}
-        if self.generation_config.get("eos_token_id") is not None:
-            self.config["eos_token_id"] = self.generation_config["eos_token_id"]
+        self.config, self.generation_config = read_configs(path)
+        self.quantization: str | None = None
         self._tensors = _find_tensors(path)
 
     def tensor_names(self) -> list[str]:

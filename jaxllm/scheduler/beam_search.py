@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jaxllm.messages import BeamCandidates, SampledToken, SequenceOutput, TokenLogprobs
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduler.stop_rules import Stop, find_stop, max_num_output_tokens
+from jaxllm.scheduler.stop_rules import Stop, find_stop
 from jaxllm.sequence import Hypothesis, Sequence, SequenceGroup
 
 LOWEST_LOGPROB = -9999.0  # stands for -inf and NaN, which sums and quotients would spread
@@ -38,13 +38,13 @@ class BeamStep(NamedTuple):
     hypotheses: list[Hypothesis]
 
 
-def step_beams(group: SequenceGroup, max_model_len: int) -> BeamStep:
+def step_beams(group: SequenceGroup) -> BeamStep:
     """Decides one step of a group whose live beams all have their candidates. Changes nothing."""
     params = group.request.sampling_params
     num_output_tokens = group.seqs[0].num_output_tokens + 1
     hypotheses, kept = list(group.hypotheses), []
     for rank, candidate in enumerate(rank_candidates(group.seqs)):
-        stop = find_stop(group, candidate.token_id, num_output_tokens, max_model_len)
+        stop = find_stop(group, candidate.token_id, num_output_tokens)
         if stop is None:
             kept.append(candidate)
             if len(kept) == params.beam_width:
@@ -54,7 +54,7 @@ def step_beams(group: SequenceGroup, max_model_len: int) -> BeamStep:
     hypotheses.sort(key=lambda hypothesis: hypothesis.score, reverse=True)
     del hypotheses[params.beam_width :]
     if kept:
-        best, longest = kept[0].cumulative_logprob, max_num_output_tokens(group, max_model_len)
+        best, longest = kept[0].cumulative_logprob, group.max_num_output_tokens
         if is_over(params, [entry.score for entry in hypotheses], best, num_output_tokens, longest):
             kept = []
     return BeamStep(kept, hypotheses)

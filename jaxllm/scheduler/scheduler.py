@@ -75,7 +75,7 @@ class Scheduler:
         seq = Sequence(self._new_seq_id(), request.request_id, 0, request.prompt_token_ids, block_size)
         if request.cache_salt is not None:
             seq.cache_keys = (("salt", request.cache_salt),)
-        group = SequenceGroup(request, seq)
+        group = SequenceGroup(request, seq, self.max_model_len)
         group.queue_key = queue_key(self._policy, request, seq.seq_id)
         self._seqs[seq.seq_id] = seq
         self._groups[request.request_id] = group
@@ -167,7 +167,7 @@ class Scheduler:
             seqs += [self._fork(group, parent, index) for index in range(1, group.n)]
         for seq, draw in zip(seqs, draws, strict=True):
             seq.append_token_id(draw.token_id)
-            status = check_stop(group, seq, self.max_model_len)
+            status = check_stop(group, seq)
             if status is not None:
                 self._finish(group, seq, status)
             news.add_token(group, seq, draw)
@@ -184,7 +184,7 @@ class Scheduler:
 
     def _step_beams(self, group: SequenceGroup, news: StepNews) -> None:
         """Takes a beam search one token further, or ends it."""
-        kept, group.hypotheses = step_beams(group, self.max_model_len)
+        kept, group.hypotheses = step_beams(group)
         if kept:
             self._replace_beams(group, kept)
             return

@@ -10,16 +10,16 @@ class Stop(NamedTuple):
     stop_reason: int | None = None
 
 
-def check_stop(group: SequenceGroup, seq: Sequence, max_model_len: int) -> SequenceStatus | None:
+def check_stop(group: SequenceGroup, seq: Sequence) -> SequenceStatus | None:
     """Returns the status with which the sequence's last token ends it, or None. Sets its stop_reason."""
-    stop = find_stop(group, seq.token_ids[-1], seq.num_output_tokens, max_model_len)
+    stop = find_stop(group, seq.token_ids[-1], seq.num_output_tokens)
     if stop is None:
         return None
     seq.stop_reason = stop.stop_reason
     return stop.status
 
 
-def find_stop(group: SequenceGroup, token_id: int, num_output_tokens: int, max_model_len: int) -> Stop | None:
+def find_stop(group: SequenceGroup, token_id: int, num_output_tokens: int) -> Stop | None:
     """Returns how a sequence ends by its output token number `num_output_tokens`, counted from 1, or None.
 
     The rules apply in this order, so that an end-of-sequence on the last allowed token is a stop, not a
@@ -29,11 +29,6 @@ def find_stop(group: SequenceGroup, token_id: int, num_output_tokens: int, max_m
         return Stop(SequenceStatus.FINISHED_STOPPED)
     if token_id in group.stop_token_ids:
         return Stop(SequenceStatus.FINISHED_STOPPED, token_id)
-    if num_output_tokens >= max_num_output_tokens(group, max_model_len):
+    if num_output_tokens >= group.max_num_output_tokens:
         return Stop(SequenceStatus.FINISHED_LENGTH_CAPPED)
     return None
-
-
-def max_num_output_tokens(group: SequenceGroup, max_model_len: int) -> int:
-    """Returns how many tokens the request's sequences may generate."""
-    return min(group.request.max_tokens, max_model_len - len(group.request.prompt_token_ids))

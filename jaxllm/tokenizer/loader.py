@@ -5,9 +5,10 @@ Doesn't know vocabularies' formats: gguf_vocabulary.py and folder_tokenizer.py d
 
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.logger import get_logger
-from jaxllm.model_loader.checkpoint import Checkpoint
+from jaxllm.model_loader.checkpoint import OpenedModel
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.hf_config import token_ids
+from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
 from jaxllm.tokenizer.folder_tokenizer import open_folder_tokenizer
 from jaxllm.tokenizer.gguf_vocabulary import open_gguf_tokenizer
 from jaxllm.tokenizer.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ MAX_EXTRA_TOKENS = 64
 _logger = get_logger(__name__)
 
 
-def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+def open_tokenizer(checkpoint: OpenedModel) -> Tokenizer:
     """Opens the tokenizer that a checkpoint brings, and checks that it belongs to the model.
 
     Raises:
@@ -27,15 +28,16 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """
     bos_ids = token_ids(checkpoint.config, "bos_token_id")
     bos_token_id, eos_token_ids = bos_ids[0] if bos_ids else None, token_ids(checkpoint.config, "eos_token_id")
-    if isinstance(checkpoint, GGUFCheckpoint):
-        tokenizer = open_gguf_tokenizer(checkpoint.gguf, bos_token_id, eos_token_ids)
+    gguf = checkpoint.gguf if isinstance(checkpoint, GGUFCheckpoint | OrbaxCheckpoint) else None
+    if gguf is not None:
+        tokenizer = open_gguf_tokenizer(gguf, bos_token_id, eos_token_ids)
     else:
         tokenizer = open_folder_tokenizer(checkpoint.path, bos_token_id, eos_token_ids)
     _check_size(checkpoint, tokenizer)
     return tokenizer
 
 
-def _check_size(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+def _check_size(checkpoint: OpenedModel, tokenizer: Tokenizer) -> None:
     """Compares the vocabulary with the logits' width. Logits may be wider: ids without a token become no text."""
     width = checkpoint.config.get("vocab_size")
     num_extra = tokenizer.vocab_size - width if type(width) is int else 0

@@ -14,7 +14,7 @@ from jaxllm.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerCo
 from jaxllm.messages import CachedSequences, ModelRunnerOutput, NewSequence, SchedulerOutput
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.worker import worker
+from jaxllm.worker import plan, worker
 from jaxllm.worker.programs import Program
 from jaxllm.worker.worker import Worker
 from tests.fakes.seeded_weights import seeded_tensor
@@ -78,7 +78,7 @@ class GoldenRunner:
         self._positions = np.zeros(0)
         self._worker = Worker(config)
         with (
-            patch.object(worker, "token_ladder", lambda *_: (_SIZE,)),
+            patch.object(plan, "token_ladder", lambda *_: (_SIZE,)),
             patch.object(worker, "compile_programs", self._keep),
         ):
             self._worker.initialize()

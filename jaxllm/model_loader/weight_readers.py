@@ -1,0 +1,192 @@
+"""Where a model's weights come from: tensors that are arranged and quantized, a converted model, or nowhere."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from jaxllm.config import EngineConfig, ModelConfig
+from jaxllm.exceptions import ModelLoadError
+from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
+from jaxllm.model_loader.dummy_weights import dummy_weight
+from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
+from jaxllm.models.causal_lm import Family
+from jaxllm.models.weight_map import Weight
+from jaxllm.quantization import SCALE_SUFFIX, quantize
+from sharding.partition import abstract_weight, dealt_shape, pieces_of, put_weight, whole_again
+
+_CACHE_SCALES = ".cache_scales"
+_FLOATS = ("float32", "float16", "bfloat16")
+
+
+class WeightReader(Protocol):
+    """Brings weights to their devices, in the order in which the model declares them."""
+
+    def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
+        """Returns the parameter of that name in CausalLM.
+
+        Raises:
+          ModelLoadError: There is none, or none of the declared shape.
+        """
+        ...
+
+
+def open_reader(config: EngineConfig, model: ModelConfig, family: Family) -> WeightReader:
+    """Opens the checkpoint, if there is one.
+
+    Raises:
+      ModelLoadError: A tensor is missing or left over, or a file is damaged.
+    """
+    if config.load_format == "dummy":
+        return TensorReader(lambda _, shape: dummy_weight(shape))
+    checkpoint = open_checkpoint(str(config.model_path), config.load_format)
+    weights = weight_map(model, family)
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        return OrbaxReader(checkpoint, weights)
+    stored_names = _stored_names(checkpoint, weights, model, family)
+    return TensorReader(lambda name, shape: arrange(checkpoint, weights[name], stored_names, shape))
+
+
+class TensorReader:
+    """Makes parameters of whole arrays, quantized where they are declared so.
+
+    Args:
+      read: (name of the parameter, its shape) -> its value as floats.
+    """
+
+    def __init__(self, read: Callable[[str, tuple[int, ...]], np.ndarray]) -> None:
+        self._read = read
+        self._scales: dict[str, np.ndarray] = {}  # they come with their numbers, and wait for their turn
+
+    def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
+        """Implements WeightReader."""
+        return put_weight(self._value(name, parameter), mesh, parameter.get_metadata("logical_axes"))
+
+    def _value(self, name: str, parameter: "nnx.Param[jax.Array]") -> np.ndarray:
+        want, scheme = parameter.get_value(), parameter.get_metadata("scheme", None)
+        if name in self._scales:
+            return self._scales.pop(name)
+        if name.endswith(_CACHE_SCALES):
+            return _unmeasured_scales(parameter)
+        value = self._read(name, want.shape)
+        if scheme is not None:
+            value, self._scales[name + SCALE_SUFFIX] = quantize(value, scheme)
+        return value.astype(want.dtype, copy=False)
+
+
+class OrbaxReader:
+    """Reads a converted model's weights, each device's part straight to it where they are laid out for the mesh."""
+
+    def __init__(self, checkpoint: OrbaxCheckpoint, weights: Mapping[str, Weight]) -> None:
+        self._checkpoint = checkpoint
+        stored = checkpoint.manifest.weights
+        if left_over := sorted(name for name in stored if name.removesuffix(SCALE_SUFFIX) not in weights):
+            raise ModelLoadError(
+                f"{checkpoint.path}: has a weight {left_over[0]}, which its config doesn't ask for; the folder is "
+                "damaged or the config belongs to another model"
+            )
+
+    def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
+        """Implements WeightReader."""
+        want, axes = parameter.get_value(), parameter.get_metadata("logical_axes")
+        if name.endswith(_CACHE_SCALES):
+            return put_weight(_unmeasured_scales(parameter), mesh, axes)
+        pieces = self._check(name, parameter)
+        if pieces == pieces_of(mesh, axes):
+            target = abstract_weight(want.shape, want.dtype, mesh, axes)
+            return jax.make_array_from_callback(target.shape, target.sharding, partial(self._read, name, want.dtype))
+        stored_shape = self._checkpoint.manifest.weights[name].shape
+        stored = self._read(name, want.dtype, tuple(slice(0, size) for size in stored_shape))
+        return put_weight(whole_again(stored, want.shape, pieces, axes), mesh, axes)
+
+    def _check(self, name: str, parameter: "nnx.Param[jax.Array]") -> tuple[int, ...]:
+        """Checks that the stored weight is what is declared. Returns what it is laid out for."""
+        want, axes = parameter.get_value(), parameter.get_metadata("logical_axes")
+        stored = self._checkpoint.manifest.weights.get(name)
+        if stored is None:
+            raise ModelLoadError(f"{self._checkpoint.path}: lacks the weight {name}; convert the model again")
+        has_rank = len(stored.pieces) == want.ndim
+        shape = dealt_shape(want.shape, stored.pieces, axes) if has_rank else want.shape
+        if stored.shape != shape or not _can_become(stored.dtype, want.dtype.name):
+            raise ModelLoadError(
+                f"{self._checkpoint.path}: weight {name} must be {want.dtype}{list(shape)} by its config, got "
+                f"{stored.dtype}{list(stored.shape)}; the folder is damaged or the config belongs to another model"
+            )
+        return stored.pieces
+
+    def _read(self, name: str, dtype: np.dtype, region: tuple[slice, ...]) -> np.ndarray:
+        return self._checkpoint.read(name, region).astype(dtype, copy=False)
+
+
+def weight_map(config: ModelConfig, family: Family) -> dict[str, Weight]:
+    """Returns every parameter's weights, by its path in CausalLM."""
+    weights = family.frame_weights(config)
+    for index in range(config.num_hidden_layers):
+        for name, weight in family.layer_weights(config, index).items():
+            weights[f"layers.{index}.{name}"] = weight
+    return weights
+
+
+def arrange(
+    checkpoint: Checkpoint, weight: Weight, stored_names: Mapping[str, str], shape: tuple[int, ...]
+) -> np.ndarray:
+    """Reads the tensors of one parameter and makes it of them.
+
+    Raises:
+      ModelLoadError: The tensors don't fit together, or the result hasn't the parameter's shape.
+    """
+    parts = [checkpoint.read(stored_names[name]) for name in weight.names]
+    try:
+        value = weight.arrange(parts)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"{checkpoint.path}: {' + '.join(weight.names[:4])} of shapes {[part.shape for part in parts[:4]]} don't "
+            f"fit together: {error}"
+        ) from error
+    if value.shape != shape:
+        raise ModelLoadError(
+            f"{checkpoint.path}: {' + '.join(weight.names[:4])} must make an array of shape {shape} by the model's "
+            f"config, got {value.shape}; the file is damaged or its config belongs to another model"
+        )
+    return value
+
+
+def _unmeasured_scales(parameter: "nnx.Param[jax.Array]") -> np.ndarray:
+    """Returns scales of the KV cache, which no checkpoint has: worker/kv_calibration.py measures them."""
+    return np.ones(parameter.get_value().shape, np.float32)
+
+
+def _can_become(stored: str, wanted: str) -> bool:
+    """Whether numbers of one dtype may be loaded as another. The CPU holds int4 numbers, and stores them, as int8."""
+    return stored == wanted or stored in _FLOATS and wanted in _FLOATS or (stored, wanted) == ("int8", "int4")
+
+
+def _stored_names(
+    checkpoint: Checkpoint, weights: Mapping[str, Weight], config: ModelConfig, family: Family
+) -> dict[str, str]:
+    """Returns the checkpoint's name of each tensor that the weights need.
+
+    Checkpoints of a bare decoder leave out the prefix. Each of their tensors must be used once.
+
+    Raises:
+      ModelLoadError: A tensor is missing or left over.
+    """
+    needed = [name for weight in weights.values() for name in weight.names]
+    assert len(needed) == len(set(needed)), "a family's weight map uses a tensor twice"
+    stored = {name: name for name in checkpoint.tensor_names() if not family.is_ignored(config, name)}
+    if not any(name.startswith(family.prefix) for name in stored):
+        stored = {family.prefix + name: name for name in stored}
+    if config.tie_word_embeddings:
+        stored.pop("lm_head.weight", None)
+    missing, left_over = sorted(set(needed) - stored.keys()), sorted(stored.keys() - set(needed))
+    if missing or left_over:
+        what = f"lacks {missing[0]}" if missing else f"has {left_over[0]}, which {config.architecture} doesn't use"
+        raise ModelLoadError(
+            f"{checkpoint.path}: {what} ({len(missing)} missing and {len(left_over)} left-over tensors); "
+            "the file is incomplete or its config belongs to another model"
+        )
+    return stored

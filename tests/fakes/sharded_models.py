@@ -1,0 +1,117 @@
+"""Runs models on eight virtual CPU devices, in a process of its own: JAX counts its devices once.
+
+    python -m tests.fakes.sharded_models families FOLDER TP PP FAMILY/CASE ...
+    python -m tests.fakes.sharded_models smollm2 FOLDER TP PP
+
+prints one JSON object. `run` starts it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+_TIMEOUT_S = 900
+_PROMPTS = [
+    "Once upon a time there was a small village by the sea, and in it lived an old man",
+    "Once upon a time there was a small village by the sea, and its children",
+    "The three primary colours are red, blue and",
+    "The capital of France is",
+]
+_NUM_PROMPT_TOKENS = 20  # of the golden cases
+
+
+def run(*arguments: object) -> Any:
+    """Returns what this module printed for these arguments."""
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fakes.sharded_models", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _families(folder: Path, num_tensor: int, num_stages: int, *cases: str) -> dict[str, Any]:
+    """For each case: greedy tokens on one device and on many, and the largest difference of their logits."""
+    results = {}
+    for case in cases:
+        alone_tokens, alone = _golden(folder, case, 1, 1)
+        tokens, rows = _golden(folder, case, num_tensor, num_stages)
+        assert rows.keys() == alone.keys()
+        difference = max(float(np.abs(rows[at] - alone[at]).max()) for at in rows)
+        results[case] = {"alone": alone_tokens, "shared": tokens, "difference": difference}
+    return results
+
+
+def _golden(folder: Path, case_id: str, num_tensor: int, num_stages: int) -> tuple[list[int], dict[int, np.ndarray]]:
+    """Returns the greedy tokens of a golden model, and the logits [V] at each position."""
+    from jaxllm.config import ParallelConfig
+    from tests.fakes.golden_families import GoldenRunner, new_sequence, read_case, write_folder
+
+    case = read_case(*case_id.split("/"))
+    parallel = ParallelConfig(tensor_parallel_size=num_tensor, pipeline_parallel_size=num_stages)
+    runner = GoldenRunner(write_folder(folder / case_id, case), case.config, parallel=parallel)
+    prompt = case.token_ids[:_NUM_PROMPT_TOKENS]
+    output = runner.step({1: len(prompt)}, (new_sequence(1, prompt, 1),))
+    tokens = [output.sampled[1][0].token_id]
+    while len(tokens) < len(case.token_ids) - len(prompt):
+        output = runner.step({1: 1}, (), {1: tokens[-1:]})
+        tokens.append(output.sampled[1][0].token_id)
+    vocab_size = case.logits.shape[1]
+    return tokens, {position: logits[:vocab_size] for position, logits in runner.rows}
+
+
+def _smollm2(folder: Path, num_tensor: int, num_stages: int) -> dict[str, Any]:
+    """Returns tokens of requests that share prefixes, fork, are swapped out and search beams."""
+    from jaxllm import LLM, SamplingParams
+
+    llm = LLM(
+        "smollm2",
+        engine_process="inproc",
+        tensor_parallel_size=num_tensor,
+        pipeline_parallel_size=num_stages,
+        max_num_seqs=8,
+        max_num_batched_tokens=8,
+        max_model_len=64,
+        block_size=4,
+        num_gpu_blocks_override=18,
+        preemption_mode="swap",
+        seed=0,
+    )
+    common: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
+    params = [
+        SamplingParams(temperature=0.0, **common),
+        SamplingParams(temperature=0.0, **common),
+        SamplingParams(n=2, temperature=0.9, seed=11, **common),
+        SamplingParams(n=2, temperature=0.0, use_beam_search=True, **common),
+    ]
+    with llm:
+        outputs = llm.generate(_PROMPTS, params, use_tqdm=False)
+        tokens = [[list(sequence.token_ids) for sequence in output.outputs] for output in outputs]
+        for _ in range(2):  # the second time its prompt is still in the cache
+            again = llm.generate(_PROMPTS[:1], params[:1], use_tqdm=False)[0]
+        stats = llm.llm_engine.stats
+        return {
+            "greedy": [*tokens[:2], [list(again.outputs[0].token_ids)]],
+            "forks": tokens[2],
+            "beams": tokens[3],
+            "num_cached_tokens": again.num_cached_tokens,
+            "num_swapped_out_blocks": stats.num_swapped_out_blocks,
+            "num_copied_blocks": stats.num_copied_blocks,
+        }
+
+
+if __name__ == "__main__":
+    _kind, _folder, _num_tensor, _num_stages, *_rest = sys.argv[1:]
+    _function = {"families": _families, "smollm2": _smollm2}[_kind]
+    print(json.dumps(_function(Path(_folder), int(_num_tensor), int(_num_stages), *_rest)))
