@@ -13,6 +13,7 @@ _COMMANDS = {
     "serve": "jaxllm.serve",
     "bench": "jaxllm.bench.__main__",
     "convert": "jaxllm.convert",
+    "plan": "jaxllm.plan",
 }
 
 

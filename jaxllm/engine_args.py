@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import (
@@ -24,6 +24,7 @@ from jaxllm.config import (
     SchedulerConfig,
 )
 from jaxllm.exceptions import ConfigError
+from jaxllm.executor.choice import EXECUTOR_CLASSES, choose_backend
 from jaxllm.model_loader.hf_config import model_config_from_hf
 from jaxllm.quantization import SCHEMES
 
@@ -222,6 +223,13 @@ class EngineArgs:
                 "set --max-model-len"
             )
         default_len = min(limit, DEFAULT_MAX_MODEL_LEN)
+        parallel = ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            data_parallel_size=self.data_parallel_size,
+            distributed_executor_backend=self.distributed_executor_backend,
+        )
+        backend = choose_backend(parallel)
         return EngineConfig(
             model=model,
             model_path=checkpoint.path,
@@ -252,12 +260,8 @@ class EngineArgs:
                 scheduler_delay_factor=self.scheduler_delay_factor,
                 preemption_mode=self.preemption_mode,
             ),
-            parallel=ParallelConfig(
-                tensor_parallel_size=self.tensor_parallel_size,
-                pipeline_parallel_size=self.pipeline_parallel_size,
-                data_parallel_size=self.data_parallel_size,
-                distributed_executor_backend=self.distributed_executor_backend,
-            ),
+            parallel=parallel if backend == "uni" else replace(parallel, distributed_executor_backend=backend),
+            executor_class=EXECUTOR_CLASSES[backend],
         )
 
     def _stored_quantization(self, checkpoint: "OpenedModel") -> str | None:

@@ -29,6 +29,13 @@ def reporting_to(report: Report) -> Iterator[None]:
         _current_report.reset(token)
 
 
+def report_progress(phase: str, percent: float | None, eta_s: float | None) -> None:
+    """Passes on the progress of somebody elsewhere to who asked here."""
+    report = _current_report.get()
+    if report is not None:
+        report(phase, percent, eta_s)
+
+
 class Progress:
     """Counts work done. A context manager; made by progress_bar."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sharding.mesh import AXES
-from sharding.partition import fetch, replicated
+from sharding.partition import replicated
 
 BY_STAGE = PartitionSpec("stage")
 
@@ -69,24 +69,3 @@ def of_stage(array: jax.Array, mesh: Mesh) -> jax.Array:
     shards = {shard.device: shard.data for shard in array.addressable_shards}
     mine = [shards[device] for device in mesh.local_devices]
     return jax.make_array_from_single_device_arrays(mine[0].shape, replicated(mesh), mine)
-
-
-def agree_on_min(values: Sequence[int], mesh: Mesh) -> list[int]:
-    """Returns the least of each value over the mesh's processes, which all call this."""
-    if not spans_processes(mesh):
-        return list(values)
-    row = np.array([values], np.int32)  # [1, n]
-    axes = ("stage", "tensor")
-    sharding = NamedSharding(mesh, PartitionSpec(axes))
-    rows = jax.make_array_from_single_device_arrays(
-        (mesh.size, len(values)), sharding, [jax.device_put(row, device) for device in mesh.local_devices]
-    )
-    least = jax.shard_map(
-        lambda mine: jax.lax.pmin(mine[0], axes),
-        mesh=mesh,
-        in_specs=PartitionSpec(axes),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-    agreed: list[int] = fetch(jax.jit(least)(rows)).tolist()
-    return agreed

@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Callable
+from typing import NamedTuple
 
 from jaxllm.engine.core_messages import (
     AbortRequests,
@@ -16,13 +17,20 @@ from jaxllm.engine.core_messages import (
     UtilityValue,
 )
 from jaxllm.engine.engine_core import EngineCore
-from jaxllm.exceptions import InvalidRequestError
+from jaxllm.exceptions import EngineDeadError, InvalidRequestError
 from jaxllm.logger import get_logger
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RefusedRequest
 
 _logger = get_logger(__name__)
 
-Inbox = queue.SimpleQueue[ToCore | RefusedRequest]
+
+class WorkersFailed(NamedTuple):
+    """Nothing can be computed any more, and this is why. From the executor, not from a front end."""
+
+    reason: str
+
+
+Inbox = queue.SimpleQueue[ToCore | RefusedRequest | WorkersFailed]
 
 
 class EngineCoreLoop:
@@ -43,7 +51,7 @@ class EngineCoreLoop:
         """Steps while there is work, sleeps while there is none. Returns after a ShutDown.
 
         Raises:
-          Exception: A step failed; no request can be answered any more.
+          Exception: A step or the workers failed; no request can be answered any more.
         """
         while self._take_messages():
             if self._engine_core.has_unfinished_requests():
@@ -66,7 +74,7 @@ class EngineCoreLoop:
             self._send(EngineCoreOutputs([], self._engine_core.stats(), refused))
         return True
 
-    def _handle(self, message: ToCore | RefusedRequest) -> list[RefusedRequest]:
+    def _handle(self, message: ToCore | RefusedRequest | WorkersFailed) -> list[RefusedRequest]:
         """Returns the requests that this message has ended."""
         match message:
             case AddRequest():
@@ -79,6 +87,8 @@ class EngineCoreLoop:
                 self._send(UtilityResult(message.call_id, self._answer(message)))
             case RefusedRequest():
                 return [message]
+            case WorkersFailed():
+                raise EngineDeadError(message.reason)
             case StartEngine() | ShutDown():
                 raise AssertionError("the engine has started, and ShutDown is no work")
         return []

@@ -11,7 +11,7 @@ import msgspec
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.core_link import OnMessage
-from jaxllm.engine.core_loop import EngineCoreLoop, Inbox
+from jaxllm.engine.core_loop import EngineCoreLoop, Inbox, WorkersFailed
 from jaxllm.engine.core_messages import (
     EngineFailed,
     FromCore,
@@ -36,7 +36,9 @@ def run_core(config: EngineConfig, inbox: Inbox, send: Callable[[FromCore], None
     """Loads a core, says Ready and serves until a ShutDown. Returns why it ended, if nobody asked for it."""
     try:
         with reporting_to(lambda phase, percent, eta_s: send(LoadProgress(phase, percent, eta_s))):
-            core = EngineCore(config, make_executor(config))
+            executor = make_executor(config)
+            core = EngineCore(config, executor)
+        executor.register_failure_callback(lambda reason: inbox.put(WorkersFailed(reason)))
         send(Ready([core.kv_cache_info]))
         EngineCoreLoop(core, inbox, send).run()
         core.shutdown()  # where it has failed, the end of the process frees the device

@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.core_loop import Inbox
+from jaxllm.engine.core_loop import Inbox, WorkersFailed
 from jaxllm.engine.core_messages import EngineFailed, FromCore, Hello, Ready, ShutDown, StartEngine, ToCore
 from jaxllm.engine.core_runner import ReplicaThreads, run_core
 from jaxllm.engine.serialization import DecodeError, Frame, MessageDecoder, MessageEncoder
@@ -97,6 +97,7 @@ def _run_replicas(config: EngineConfig, inbox: Inbox, send: Callable[[FromCore],
 
     replicas = ReplicaThreads(config, on_message)
     while not isinstance(message := inbox.get(), ShutDown):
+        assert not isinstance(message, WorkersFailed)  # that goes to the replica whose workers they are
         replicas.send(message)
     if not ended.empty():
         return ended.get()

@@ -1,28 +1,17 @@
 """UniProcExecutor: one worker, in this process. Imports the device side only when it is initialized."""
 
 import importlib
-from typing import Protocol
+from typing import Any
 
 from jaxllm.config import EngineConfig
-from jaxllm.exceptions import EngineDeadError
-from jaxllm.executor.executor import Executor
+from jaxllm.exceptions import EngineDeadError, JaxllmError
+from jaxllm.executor.executor import WORKER_CLASS, Executor, FailureCallback, WorkerProtocol
+from jaxllm.executor.worker_wrapper import failure_of, find_method
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
-
-WORKER_CLASS = "jaxllm.worker.worker:Worker"
-
-
-class WorkerProtocol(Protocol):
-    """What an executor asks of a worker."""
-
-    def initialize(self) -> KVCacheInfo: ...
-
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
-
-    def shutdown(self) -> None: ...
 
 
 class UniProcExecutor(Executor):
-    """Runs the worker by plain calls.
+    """Runs the worker by plain calls. Its failures are the exceptions of those calls.
 
     Args:
       config: Handed to the worker's constructor.
@@ -40,11 +29,30 @@ class UniProcExecutor(Executor):
         return self._worker.initialize()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        if self._worker is None:
-            raise EngineDeadError("the worker isn't running: it was never initialized, or was shut down")
-        return self._worker.execute_model(scheduler_output)
+        return self._living_worker().execute_model(scheduler_output)
+
+    def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), returns: Any = None, timeout_s: float | None = None
+    ) -> list[Any]:
+        try:
+            return [find_method(self._living_worker(), method)(*args)]
+        except JaxllmError:
+            raise
+        except Exception as error:
+            raise EngineDeadError(failure_of(0, method, error).message) from error
+
+    def check_health(self) -> None:
+        self._living_worker()
+
+    def register_failure_callback(self, callback: FailureCallback) -> None:
+        pass  # this process fails with its worker
 
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.shutdown()
             self._worker = None
+
+    def _living_worker(self) -> WorkerProtocol:
+        if self._worker is None:
+            raise EngineDeadError("the worker isn't running: it was never initialized, or was shut down")
+        return self._worker

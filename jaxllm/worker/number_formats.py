@@ -58,7 +58,7 @@ def describe_formats(scheme: Scheme | None, cache_dtype: jnp.dtype, device: Devi
     if scheme is not None:
         yield f"quantization {scheme.name}: {_stored(scheme)}, {_multiplied(scheme, products, device)}"
     if cache_dtype == jnp.int8:
-        yield "KV cache of int8: a scale for each dimension of each head, measured now on random tokens"
+        yield "KV cache of int8: a scale for each dimension of each head, measured now on a text"
     elif cache_dtype.itemsize == 1:
         yield f"KV cache of {cache_dtype.name}: not scaled, kept within +-{float(jnp.finfo(cache_dtype).max):.0f}"
 

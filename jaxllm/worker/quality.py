@@ -92,7 +92,7 @@ def _load(config: EngineConfig) -> tuple[WholeTexts, int]:
     layout = layout_of(config, mesh, cache_dtype, platform)
     num_arrays = len(layer_spec(config, mesh, cache_dtype, platform, num_blocks=1))
     if cache_dtype == jnp.int8:
-        calibrate_cache(model, layout, num_arrays, config.model.vocab_size, config.scheduler.max_model_len, _FLOAT32)
+        calibrate_cache(model, layout, num_arrays, config.model_path, config.scheduler.max_model_len, _FLOAT32)
     return WholeTexts(split_model(model, 1), layout, num_arrays), _num_bytes(model)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.layers.sampler import ScoredTokens
 from jaxllm.worker.programs import CompiledPrograms, Program, ProgramShapes
@@ -101,3 +101,24 @@ class StageExchange:
 
     def _spec(self, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
         return stacked_spec(shape, dtype, self._mesh)
+
+
+def agree_on_min(values: Sequence[int], mesh: Mesh) -> list[int]:
+    """Returns the least of each value over the mesh's processes, which all call this."""
+    if not spans_processes(mesh):
+        return list(values)
+    row = np.array([values], np.int32)  # [1, n]
+    axes = ("stage", "tensor")
+    sharding = NamedSharding(mesh, PartitionSpec(axes))
+    rows = jax.make_array_from_single_device_arrays(
+        (mesh.size, len(values)), sharding, [jax.device_put(row, device) for device in mesh.local_devices]
+    )
+    least = jax.shard_map(
+        lambda mine: jax.lax.pmin(mine[0], axes),
+        mesh=mesh,
+        in_specs=PartitionSpec(axes),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    agreed: list[int] = fetch(jax.jit(least)(rows)).tolist()
+    return agreed

@@ -35,13 +35,12 @@ from jaxllm.worker.padding_cost import padding_costs
 from jaxllm.worker.pipeline import Pipeline, Stage
 from jaxllm.worker.plan import cache_dtype_of, hidden_dtype_of, layers_per_segment, program_shapes
 from jaxllm.worker.programs import ProgramShapes, list_programs
-from jaxllm.worker.stage_exchange import StageExchange
+from jaxllm.worker.stage_exchange import StageExchange, agree_on_min
 from jaxllm.worker.step_fn import StepModel, split_model
 from jaxllm.worker.warmup import compile_programs, enable_compile_cache, measure_activations
 from pallas_kernels import describe_backends
 from pallas_kernels.backends import choose_backend
 from pallas_kernels.paged_attention.block_sizes import check_block_tables
-from sharding.exchange import agree_on_min
 from sharding.mesh import is_mine, make_mesh, stage_meshes
 
 _logger = get_logger(__name__)
@@ -83,8 +82,8 @@ class Worker:
 
     def _initialize(self, platform: str) -> KVCacheInfo:
         config, scheduler = self._config, self._config.scheduler
-        mesh = make_mesh(_mesh_devices(config, self._devices), config.parallel.pipeline_parallel_size)
-        dtype = _compute_dtype(config.dtype, platform)
+        mesh = make_mesh(mesh_devices(config, self._devices), config.parallel.pipeline_parallel_size)
+        dtype = compute_dtype(config.dtype, platform)
         hidden_dtype = hidden_dtype_of(dtype, platform)
         cache_dtype = cache_dtype_of(config, hidden_dtype)
         _check_block_tables(config, platform)
@@ -152,7 +151,7 @@ class Worker:
         layer = layer_spec(config, mesh, cache_dtype, platform, num_blocks=1)
         layout = layout_of(config, mesh, cache_dtype, platform)
         max_len = config.scheduler.max_model_len
-        calibrate_cache(model, layout, len(layer), config.model.vocab_size, max_len, hidden_dtype)
+        calibrate_cache(model, layout, len(layer), config.model_path, max_len, hidden_dtype)
 
     def _count_blocks(
         self,
@@ -183,7 +182,7 @@ class Worker:
         self._model_runner = None
 
 
-def _mesh_devices(config: EngineConfig, devices: Sequence[jax.Device] | None) -> Sequence[jax.Device]:
+def mesh_devices(config: EngineConfig, devices: Sequence[jax.Device] | None) -> Sequence[jax.Device]:
     """Returns the devices of the mesh.
 
     Raises:
@@ -273,7 +272,7 @@ def _device_memory(mesh: Mesh) -> tuple[int, int]:
     return min(each.get("bytes_limit", 0) for each in stats), max(each.get("bytes_in_use", 0) for each in stats)
 
 
-def _compute_dtype(name: str, platform: str) -> jnp.dtype:
+def compute_dtype(name: str, platform: str) -> jnp.dtype:
     """Resolves "auto": float32 on CPU, where XLA's bfloat16 products are 5 to 15 times slower; else bfloat16."""
     if name == "auto":
         name = "float32" if platform == "cpu" else "bfloat16"

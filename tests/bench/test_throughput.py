@@ -165,4 +165,4 @@ def test_a_missing_prompts_file_is_one_line_and_exit_code_2(capsys: pytest.Captu
 @pytest.mark.parametrize(("argv", "code"), [(["--help"], 0), ([], 2), (["latancy"], 2)])
 def test_the_door_names_its_commands(argv: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == code
-    assert "".join(capsys.readouterr()) == "usage: jaxllm bench COMMAND ...; commands: host, serve, throughput\n"
+    assert "".join(capsys.readouterr()) == "usage: jaxllm bench COMMAND ...; commands: host, quality, serve, throughput\n"

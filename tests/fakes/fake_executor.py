@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from jaxllm.executor.executor import Executor
 from jaxllm.messages import (
     BeamCandidates,
     KVCacheInfo,
@@ -23,6 +22,7 @@ from jaxllm.messages import (
     TokenLogprobs,
 )
 from jaxllm.sampling_params import SamplingParams
+from tests.fakes.local_executor import LocalExecutor
 
 _GARBAGE = -1
 
@@ -38,7 +38,7 @@ class Row:
     prefix_hashes: list[int]  # one a token
 
 
-class FakeExecutor(Executor):
+class FakeExecutor(LocalExecutor):
     """Runs steps on a simulated block array.
 
     Args:

@@ -7,13 +7,13 @@ python -m jaxllm.bench serve --max-concurrency 32 --num-prompts 200
 import time
 
 from jaxllm.config import EngineConfig
-from jaxllm.executor.executor import Executor
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SampledToken, SchedulerOutput
+from tests.fakes.local_executor import LocalExecutor
 
 STEP_S = 0.001
 
 
-class LightExecutor(Executor):
+class LightExecutor(LocalExecutor):
     """Every sequence writes the letter a."""
 
     def __init__(self, config: EngineConfig) -> None:

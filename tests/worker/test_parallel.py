@@ -1,5 +1,8 @@
 """What is refused or said before a model is loaded on several devices, and its plan without weights."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -14,6 +17,7 @@ from jaxllm.worker.padding_cost import padding_costs
 from jaxllm.worker.plan import plan_stages
 from jaxllm.worker.worker import Worker
 from sharding.mesh import make_mesh
+from tests.fakes.tiny_models import tiny_llama, write_tiny_folder
 
 
 def _model(**sizes: int) -> ModelConfig:
@@ -82,3 +86,24 @@ def test_a_plan_needs_no_weights_and_holds_no_layer_twice() -> None:
     blocks = {"copy_blocks", "gather_blocks", "scatter_blocks"}
     assert names == ({"embed", "layers_0", *blocks}, {"layers_0", "logits", "sample", "score", "add_bias", *blocks})
     assert isinstance(last.model.frame.embed.weight.get_value(), jax.ShapeDtypeStruct)
+
+
+def test_the_plan_is_printed(tmp_path: Path) -> None:
+    model = tiny_llama(num_attention_heads=6, num_key_value_heads=3, num_hidden_layers=2)
+    folder = write_tiny_folder(tmp_path, model)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
+    flags = f"--model {folder} -tp 2 -pp 2 --max-model-len 32"
+    argv = [sys.executable, "-m", "jaxllm.plan", *flags.split()]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "mesh: data 1, expert 1, tensor 2, stage 2, of cpu devices"
+    assert lines[1].startswith("heads: 6 query and 3 KV heads padded with zero heads to 8 and 4 for 2 devices")
+    assert [line.split(";")[0] for line in lines if line.startswith("stage")] == [
+        "stage 0: layers 0 to 0 on devices 0, 1",
+        "stage 1: layers 1 to 1 on devices 2, 3",
+    ]
+    assert (
+        "  KV cache x 1: float32 [N, 16, 4, 16], cut over (None, None, tensor, None), [N, 16, 2, 16] on each device"
+        in lines
+    )
