@@ -7,6 +7,7 @@ import pytest
 
 from jaxllm.exceptions import InvalidRequestError
 from jaxllm.tokenizer.chat_template import render_chat
+from jaxllm.tokenizer.template_sandbox import MAX_CPU_S
 from tests.fakes.byte_tokenizer import ByteTokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi <b>ü</b>"}]
@@ -97,6 +98,15 @@ def test_nothing_private_is_reached(template: str) -> None:
         assert "\n" not in str(error)
 
 
+LONG = (
+    "{% set ns = namespace(s='a' * 90000, t='', y=[1]) %}"
+    "{% for i in range(8) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{% set ns.t = ns.s[:-1] ~ 'a' %}"
+)
+# str.format fills in what makes the next level of a structure from the last one.
+TREE = (
+    "{{% set ns = namespace(y=[1], z=[1]) %}}"
+    "{{% for i in range(60) %}}{{% set ns.z = ns.y %}}{{% set ns.y = {} %}}{{% endfor %}}"
+)
 GROW = "{% set ns = namespace(x='aaaaaaaa', y=[1]) %}{% for i in range(60) %}"
 
 
@@ -124,6 +134,23 @@ GROW = "{% set ns = namespace(x='aaaaaaaa', y=[1]) %}{% for i in range(60) %}"
         "{{ 9**9**9 }}",
         "{{ range(99999) | list | join('a' * 90000) }}",
         "{{ ('a' * 90000).replace('', 'a' * 90000) }}",
+        LONG + "{% for i in range(99999) %}{% if 'ab' in ns.s %}{% endif %}{% endfor %}",
+        LONG + "{% if 'ab' in ns.s %}{% endif %}" * 6_000,
+        LONG + "{% if ns.s == ns.t %}{% endif %}" * 6_000,
+        LONG + "{% set x = ns.s[1:] %}" * 8_000,
+        LONG + "{% set x = ns.s.count('ab') %}" * 7_000,
+        LONG + "{% set x = ns.s is upper %}" * 8_000,
+        LONG + "{{ ns.s | list | length }}",
+        LONG + "{{ ns.s.split('a') | length }}",
+        TREE.format("[ns.y, ns.y]") + "{{ ns.y }}",
+        TREE.format("[ns.y, ns.y]") + "{{ ns.y | tojson }}",
+        TREE.format("{'a': ns.y, 'b': ns.y}") + "{{ ns.y == ns.z }}",
+        TREE.format("dict(a=ns.y, b=ns.y)") + "{{ ns.y | string }}",
+        TREE.format("cycler(ns.y, ns.y).items") + "{{ {ns.y: 1} }}",
+        TREE.format("{}.fromkeys(range(9), ns.y)") + "{{ ns.y ~ '' }}",
+        TREE.format("[1] | batch(100000, ns.y) | first") + "{{ '%s' % ns.y }}",
+        TREE.format("namespace(a=ns.y, b=ns.y)") + "{{ ns.y }}" + "{% for i in range(10**6) %}{% endfor %}",
+        "{% macro m() %}{% set ns.y = varargs %}{% endmacro %}" + TREE.format("m(ns.y, ns.y)") + "{{ ns.y }}",
         "{% if true %}" * 50_000 + "{% endif %}" * 50_000,
         "{% if true %}" * 5_000 + "{% endif %}" * 5_000,
         "{{ " + "(" * 6_000 + "1" + ")" * 6_000 + " }}",
@@ -132,9 +159,9 @@ GROW = "{% set ns = namespace(x='aaaaaaaa', y=[1]) %}{% for i in range(60) %}"
     ],
 )
 def test_endless_and_growing_templates(template: str) -> None:
-    start = time.monotonic()
+    start_s = time.thread_time()
     assert _error(template).startswith("the model's chat template failed: ")
-    assert time.monotonic() - start < 6
+    assert time.thread_time() - start_s < 2 * MAX_CPU_S
 
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ x.y.z }}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}", "{% for %}", "{{"])
