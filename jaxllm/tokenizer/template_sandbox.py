@@ -239,8 +239,9 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             _check_format(str(args[0]))
         if name in _AMPLIFIERS:
             _check_product(args)
-        if name == "list" and isinstance(args[0], str):
-            _check_split(name, args[0])
+        for value in args:
+            if isinstance(value, str):
+                _check_split(name, value)
         if name not in _SHALLOW_FILTERS:
             _weigh([value for value in values if isinstance(value, (list, tuple, dict))], _TEXT)
         result = _paid(function(*args, **kwargs))
