@@ -6,8 +6,8 @@ from jaxllm.exceptions import ModelLoadError
 
 INT_MAX = 2**31 - 1
 FLOAT_MAX = 1e38  # float32 can hold it
-# What is listed one by one; a damaged number would fill the memory.
-_MAXIMA = {"num_hidden_layers": 10_000, "num_experts": 100_000}
+# What is listed one by one, on the host; a damaged number would fill its memory.
+_MAXIMA = {"num_hidden_layers": 10_000, "num_experts": 100_000, "head_dim": 1 << 16}
 
 
 def integer(config: dict[str, Any], name: str, default: int | None = None, low: int = 1) -> int:

@@ -96,6 +96,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json_object(read_limited(path, MAX_JSON_BYTES), str(path))
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns what a library said of a file, as one printable line."""
+    line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return line if line.isprintable() else repr(line)
+
+
 def parse_json_object(data: bytes, where: str, is_unique: bool = False) -> dict[str, Any]:
     """Parses one JSON object; `where` begins the error message, `is_unique` refuses a name that stands there twice.
 
@@ -106,7 +112,7 @@ def parse_json_object(data: bytes, where: str, is_unique: bool = False) -> dict[
         hook = _refuse_repeated if is_unique else None
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=hook)
     except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{where}: is not valid JSON: {_first_line(error)}") from error
+        raise ModelLoadError(f"{where}: is not valid JSON: {reason_of(error)}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{where}: must be a JSON object, got {type(value).__name__}")
     return value
@@ -122,7 +128,3 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{name!r:.80} appears twice")
     return value
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

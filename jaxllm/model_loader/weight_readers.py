@@ -142,7 +142,7 @@ def arrange(
     parts = [checkpoint.read(stored_names[name]) for name in weight.names]
     try:
         value = weight.arrange(parts)
-    except ValueError as error:
+    except (IndexError, ValueError) as error:
         raise ModelLoadError(
             f"{checkpoint.path}: {' + '.join(weight.names[:4])} of shapes {[part.shape for part in parts[:4]]} don't "
             f"fit together: {error}"

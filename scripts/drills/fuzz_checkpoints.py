@@ -7,12 +7,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.fakes.checkpoint_fuzz import Case, faults, run_cases
-from tests.fakes.fuzz_seeds import folder_cases, gguf_cases, write_folder_seeds, write_gguf_seeds
+from tests.fakes.fuzz_seeds import (
+    family_cases,
+    folder_cases,
+    gguf_cases,
+    write_family_seeds,
+    write_folder_seeds,
+    write_gguf_seeds,
+)
 
 OPENER = "tests.fakes.fuzz_openers:open_model"
 KINDS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[Path, list[Path], int], Iterator[Case]]]] = {
     "GGUF files": (write_gguf_seeds, gguf_cases),
     "folders": (write_folder_seeds, folder_cases),
+    "configs of all families": (write_family_seeds, family_cases),
 }
 
 

@@ -11,8 +11,16 @@ import gguf
 
 from jaxllm.tokenizer.sentencepiece_model import UNIGRAM, Rules, write_model
 from tests.fakes.checkpoint_fuzz import Case
+from tests.fakes.golden_families import case_names, read_case, write_folder
 from tests.fakes.mutations import damaged_bytes, damaged_gguf, damaged_json, damaged_safetensors
-from tests.fakes.tiny_models import TinyModel, micro_llama, tiny_llama, write_tiny_folder, write_tiny_gguf
+from tests.fakes.tiny_models import (
+    TinyModel,
+    micro_llama,
+    tiny_llama,
+    write_tiny_folder,
+    write_tiny_gguf,
+    write_tiny_tokenizer,
+)
 
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 SP_PIECES = ("<unk>", "<s>", "</s>", *_BYTES, "▁", "a", "b", "ab", "▁a", "▁▁")
@@ -55,6 +63,27 @@ def write_folder_seeds(folder: Path) -> list[Path]:
     (gpt2 / "tokenizer.json").unlink()
     (gpt2 / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content | trim }}{% endfor %}")
     return [plain, sharded, gpt2]
+
+
+def write_family_seeds(folder: Path) -> list[Path]:
+    """Writes a folder of each family, with a vocabulary of a few tokens."""
+    first_cases = {family: name for family, name in reversed(case_names())}
+    seeds = [write_folder(folder / family, read_case(family, name)) for family, name in sorted(first_cases.items())]
+    for seed in seeds:
+        write_tiny_tokenizer(seed, micro_llama())
+    return seeds
+
+
+def family_cases(folder: Path, seeds: list[Path], count: int) -> Iterator[Case]:
+    """Yields folders whose config.json is damaged, each written when it is asked for."""
+    folder.mkdir()
+    for index in range(count):
+        seed, path = seeds[index % len(seeds)], folder / str(index)
+        shutil.copytree(seed, path, copy_function=os.link)
+        what, data = damaged_json((path / "config.json").read_bytes(), Random(f"family/{index}"))
+        (path / "config.json").unlink()
+        (path / "config.json").write_bytes(data)
+        yield Case(f"{index} ({seed.name}, config.json: {what})", path, path)
 
 
 def gguf_cases(folder: Path, seeds: list[Path], count: int) -> Iterator[Case]:

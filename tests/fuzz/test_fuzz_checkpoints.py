@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fakes.checkpoint_fuzz import Case, Outcome, faults, run_cases
-from tests.fakes.fuzz_seeds import folder_cases, gguf_cases, write_folder_seeds, write_gguf_seeds
+from tests.fakes.fuzz_seeds import (
+    family_cases,
+    folder_cases,
+    gguf_cases,
+    write_family_seeds,
+    write_folder_seeds,
+    write_gguf_seeds,
+)
 
 OPENER = "tests.fakes.fuzz_openers:open_model"
 COUNT = 300
@@ -30,8 +37,15 @@ def test_damaged_folders(tmp_path: Path) -> None:
     assert len(leading_out) == 24 and {outcome.kind for outcome in leading_out} == {"refused"}
 
 
+def test_damaged_configs_of_every_family(tmp_path: Path) -> None:
+    seeds = write_family_seeds(tmp_path / "seeds")
+    outcomes = run_cases(OPENER, seeds[0], family_cases(tmp_path / "cases", seeds, 6 * len(seeds)))
+    assert faults(outcomes) == []
+
+
 def test_the_seeds_are_whole(tmp_path: Path) -> None:
     seeds = [*write_gguf_seeds(tmp_path / "files"), *write_folder_seeds(tmp_path / "folders")]
+    seeds += write_family_seeds(tmp_path / "families")
     outcomes = run_cases(OPENER, seeds[0], [Case(seed.name, seed, seed) for seed in seeds])
     assert [(outcome.case.name, outcome.kind) for outcome in outcomes] == [(seed.name, "loads") for seed in seeds]
 

@@ -127,7 +127,7 @@ def test_special_and_added_tokens(tmp_path: Path) -> None:
     tokenizer = _folder(tmp_path, model, bos_token="<s>", eos_token="</s>", added_tokens_decoder=added)
     ids = tokenizer.encode("<|im|>one tool<s>")
     assert ids[:2] == [1, size] and ids[-2:] == [size + 1, 1]
-    assert tokenizer.decode(ids) == " one tool" and tokenizer.decode(ids, False) == "<s><|im|> one tool<s>"
+    assert tokenizer.decode(ids) == "one tool" and tokenizer.decode(ids, False) == "<s><|im|> one tool<s>"
     assert (tokenizer.vocab_size, tokenizer.special_token_ids) == (size + 2, {1, 2, size})
     assert tokenizer.decode([10**9, -1, size]) == ""
 
