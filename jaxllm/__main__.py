@@ -14,6 +14,7 @@ _COMMANDS = {
     "bench": "jaxllm.bench.__main__",
     "convert": "jaxllm.convert",
     "plan": "jaxllm.plan",
+    "models": "jaxllm.entrypoints.model_list",
 }
 
 

@@ -48,10 +48,10 @@ def test_each_command_has_a_module(module: str) -> None:
     ("argv", "code", "out", "err"),
     [
         ([], 2, "usage: jaxllm COMMAND", ""),
-        (["--help"], 0, "commands: generate, serve, bench, convert, plan", ""),
+        (["--help"], 0, "commands: generate, serve, bench, convert, plan, models", ""),
         (["--version"], 0, f"jaxllm {jaxllm.__version__}\n", ""),
         (["genrate"], 2, "", "error: unknown command genrate; did you mean generate?\n"),
-        (["zzz"], 2, "", "error: unknown command zzz; commands: generate, serve, bench, convert, plan\n"),
+        (["zzz"], 2, "", "error: unknown command zzz; commands: generate, serve, bench, convert, plan, models\n"),
     ],
 )
 def test_the_console_script(argv: list[str], code: int, out: str, err: str, capsys: pytest.CaptureFixture[str]) -> None:

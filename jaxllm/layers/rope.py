@@ -76,7 +76,7 @@ def rope_frequencies(num_rotated: int, theta: float, scaling: dict[str, Any] | N
     frequencies = theta ** (-np.arange(0, num_rotated, 2, dtype=np.float64) / num_rotated)
     kind = _kind(scaling)
     if kind not in SCALINGS:
-        raise UnsupportedModelError(f"rope scaling {kind!r} is not supported; supported: {', '.join(SCALINGS)}")
+        raise UnsupportedModelError(f"rope scaling {kind!r:.80} is not supported; supported: {', '.join(SCALINGS)}")
     if scaling is not None and kind == "linear":
         frequencies = frequencies / scaling["factor"]
     elif scaling is not None and kind == "llama3":

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxllm.exceptions import ModelLoadError, ModelNotFoundError
-from jaxllm.model_loader import demo_models, hub
+from jaxllm.model_loader import aliases, demo_models, hub
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.model_files import PICKLE_SUFFIXES, refuse_pickle
 from jaxllm.model_loader.model_folder import CONFIG_NAME, ModelFolder
@@ -50,7 +50,7 @@ def open_checkpoint(model: str, load_format: str = "auto") -> Checkpoint | Orbax
     """Opens a model with its weights.
 
     Args:
-      model: A path to a .gguf file, a Hugging Face folder or a converted one, an alias of demo_models, or a hub id
+      model: A path to a .gguf file, a Hugging Face folder or a converted one, a name of aliases, or a hub id
         `org/name[@revision]`. A path that exists wins.
       load_format: What it must be: "safetensors", "gguf" or "orbax"; "auto" takes what it is.
 
@@ -97,14 +97,17 @@ def locate(model: str, has_weights: bool = True) -> Path:
     path = _existing_path(model)
     if path is not None:
         return hub.cached_snapshot(path) or path
-    if demo_models.is_alias(model):
-        return demo_models.fetch(model)
+    meant = aliases.resolve(model)
+    if demo_models.is_alias(meant):
+        return demo_models.fetch(meant)
     refuse_pickle(Path(model))
-    parsed = hub.parse_hub_id(model)
+    parsed = hub.parse_hub_id(meant)
     if parsed is None or model.lower().endswith(".gguf"):
+        close = aliases.nearest(model)
+        hint = f"did you mean {close}? " if close else ""
         raise ModelNotFoundError(
-            f"no model {model!r:.300}: no such file or folder, no built-in model "
-            f"({demo_models.alias_list()}), no hub id (org/name); "
+            f"no model {model!r:.300}: {hint}no such file or folder, no built-in model "
+            f"({demo_models.alias_list()}), no short name (`jaxllm models` lists them), no hub id (org/name); "
             "give a .gguf file or a folder with config.json and *.safetensors"
         )
     return hub.fetch_snapshot(*parsed, has_weights=has_weights)

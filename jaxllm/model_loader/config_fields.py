@@ -6,6 +6,8 @@ from jaxllm.exceptions import ModelLoadError
 
 INT_MAX = 2**31 - 1
 FLOAT_MAX = 1e38  # float32 can hold it
+# What is listed one by one, on the host; a damaged number would fill its memory.
+_MAXIMA = {"num_hidden_layers": 10_000, "num_experts": 100_000, "head_dim": 1 << 16}
 
 
 def integer(config: dict[str, Any], name: str, default: int | None = None, low: int = 1) -> int:
@@ -21,8 +23,9 @@ def integer(config: dict[str, Any], name: str, default: int | None = None, low: 
 
 
 def check_integer(name: str, value: Any, low: int) -> int:
-    if type(value) is not int or not low <= value <= INT_MAX:
-        raise ModelLoadError(f"the model's {name} must be an integer in [{low}, {INT_MAX}], got {value!r:.80}")
+    high = _MAXIMA.get(name, INT_MAX)
+    if type(value) is not int or not low <= value <= high:
+        raise ModelLoadError(f"the model's {name} must be an integer in [{low}, {high}], got {value!r:.80}")
     return value
 
 

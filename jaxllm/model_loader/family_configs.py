@@ -41,6 +41,8 @@ def _gemma2(config: Config) -> Config:
 def _gemma3(config: Config) -> Config:
     config = {**config}
     parameters = config.pop("rope_parameters", None) or {}  # of transformers 5: by kind of layer
+    if not isinstance(parameters, dict):
+        raise ModelLoadError(f"the model's rope_parameters must be an object, got {parameters!r:.80}")
     full, sliding = parameters.get(FULL) or {}, parameters.get(SLIDING) or {}
     if not isinstance(full, dict) or not isinstance(sliding, dict):
         raise ModelLoadError(f"the model's rope parameters must be objects, got {parameters!r:.80}")

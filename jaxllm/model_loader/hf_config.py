@@ -18,6 +18,8 @@ _ROPE_FIELDS = {
     "yarn": ("factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
+_ROPE_LISTS = ("short_factor", "long_factor")
+_ROPE_NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # may be missing
 
 
 def model_config_from_hf(config: dict[str, Any]) -> ModelConfig:
@@ -49,7 +51,7 @@ def model_config_from_hf(config: dict[str, Any]) -> ModelConfig:
             num_hidden_layers=integer(config, "num_hidden_layers"),
             num_attention_heads=num_heads,
             num_key_value_heads=integer(config, "num_key_value_heads", num_heads),
-            head_dim=integer(config, "head_dim", hidden_size // num_heads),
+            head_dim=integer({"head_dim": hidden_size // num_heads} | _given(config, "head_dim"), "head_dim"),
             max_position_embeddings=integer(config, "max_position_embeddings"),
             rms_norm_eps=number(config, "rms_norm_eps", 1e-6),
             rope_theta=rope_theta,
@@ -83,6 +85,10 @@ def _architecture(config: dict[str, Any]) -> str:
     )
 
 
+def _given(config: dict[str, Any], name: str) -> dict[str, Any]:
+    return {} if config.get(name) is None else {name: config[name]}
+
+
 def _activation(config: dict[str, Any]) -> str:
     activation = config.get("hidden_act", "silu")
     if activation not in ACTIVATIONS:
@@ -107,7 +113,7 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None, float]:
     if not isinstance(parameters, dict):
         raise ModelLoadError(f"the model's rope parameters must be an object, got {parameters!r:.80}")
     scaling = dict(parameters)
-    theta = number({"rope_theta": scaling.pop("rope_theta", config.get("rope_theta"))}, "rope_theta", 10000.0)
+    theta = number({"rope_theta": scaling.pop("rope_theta", config.get("rope_theta"))}, "rope_theta", 10000.0, low=1.0)
     rotated = scaling.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     factor = number({"partial_rotary_factor": rotated}, "partial_rotary_factor", 1.0)
     if factor > 1:
@@ -121,11 +127,17 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None, float]:
     if rope_type in ("yarn", "longrope"):
         trained_len = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
         scaling.setdefault("original_max_position_embeddings", trained_len)
-    for name in _ROPE_FIELDS.get(rope_type, ()):
-        if type(scaling.get(name)) not in (int, float, list):
+    _check_scaling(rope_type, scaling)
+    return theta, {"rope_type": rope_type, **scaling}, factor
+
+
+def _check_scaling(rope_type: str, scaling: dict[str, Any]) -> None:
+    needed = _ROPE_FIELDS.get(rope_type, ())
+    for name in needed:
+        if isinstance(scaling.get(name), list) is not (name in _ROPE_LISTS) or scaling.get(name) is None:
             raise ModelLoadError(f"the model's rope scaling of kind {rope_type} needs {name}, got {scaling!r:.80}")
     for name, value in scaling.items():
-        for item in value if isinstance(value, list) else [value]:
-            if type(item) in (int, float):
-                number({name: item}, name, low=-math.inf)
-    return theta, {"rope_type": rope_type, **scaling}, factor
+        is_number = name in needed or name in _ROPE_NUMBERS
+        for item in value if isinstance(value, list) and (name in _ROPE_LISTS or not is_number) else [value]:
+            if is_number or type(item) in (int, float):
+                number({name: item}, name, low=-math.inf if name.startswith("mscale") or not is_number else 0.0)

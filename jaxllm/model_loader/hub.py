@@ -11,7 +11,7 @@ from jaxllm.exceptions import ModelNotFoundError
 
 # Never pickles: see model_files.PICKLE_SUFFIXES.
 WEIGHTS_PATTERN = "*.safetensors"
-ALLOW_PATTERNS = [WEIGHTS_PATTERN, "*.json", "*.jinja", "tokenizer.model"]
+ALLOW_PATTERNS = [WEIGHTS_PATTERN, "*.json", "*.jinja", "tokenizer.model", "merges.txt"]
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,128}))?", re.ASCII)
 

@@ -5,6 +5,7 @@ Knows nothing of what a checkpoint holds.
 
 import json
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -98,16 +99,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json_object(read_limited(path, MAX_JSON_BYTES), str(path))
 
 
-def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
-    """Parses one JSON object; `where` begins the error message.
+def reason_of(error: BaseException) -> str:
+    """Returns what a library said of a file, as one printable line."""
+    line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return line if line.isprintable() else repr(line)
+
+
+def parse_json_object(data: bytes, where: str, is_unique: bool = False) -> dict[str, Any]:
+    """Parses one JSON object; `where` begins the error message, `is_unique` refuses a name that stands there twice.
 
     Raises:
       ModelLoadError: Not UTF-8, not JSON, nested too deeply, or not an object.
     """
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        hook = _refuse_repeated if is_unique else None
+        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=hook)
     except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{where}: is not valid JSON: {_first_line(error)}") from error
+        raise ModelLoadError(f"{where}: is not valid JSON: {reason_of(error)}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{where}: must be a JSON object, got {type(value).__name__}")
     return value
@@ -117,5 +125,9 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name!r:.80} appears twice")
+    return value

@@ -18,6 +18,7 @@ TOKENIZER_NAMES = (
     "vocab.json",
     "merges.txt",
     TEMPLATE_NAME,
+    "chat_template.json",
 )
 
 

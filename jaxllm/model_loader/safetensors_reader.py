@@ -101,7 +101,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 f"{path}: is truncated or not a safetensors file: expected a header of {header_bytes} bytes, "
                 f"got a file of {size}"
             )
-        header = parse_json_object(file.read(header_bytes), f"{path}: the header")
+        header = parse_json_object(file.read(header_bytes), f"{path}: the header", is_unique=True)
     header.pop("__metadata__", None)
     data_start = 8 + header_bytes
     tensors = {name: _parse_entry(path, name, entry, data_start) for name, entry in header.items()}
@@ -187,7 +187,7 @@ def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTe
     missing = [name for name in shard_names if not (folder / name).exists()]
     if missing:
         raise ModelLoadError(
-            f"{folder}: expected the {len(shard_names)} files named by {INDEX_NAME}, {missing[0]} is missing "
+            f"{folder}: expected the {len(shard_names)} files named by {INDEX_NAME}, {missing[0]!r:.200} is missing "
             f"({len(shard_names) - len(missing)} found); download the folder again"
         )
     headers = {name: read_header(folder / name) for name in shard_names}

@@ -86,8 +86,8 @@ class OrbaxReader:
         stored = checkpoint.manifest.weights
         if left_over := sorted(name for name in stored if name.removesuffix(SCALE_SUFFIX) not in weights):
             raise ModelLoadError(
-                f"{checkpoint.path}: has a weight {left_over[0]}, which its config doesn't ask for; the folder is "
-                "damaged or the config belongs to another model"
+                f"{checkpoint.path}: has a weight {left_over[0]!r:.200}, which its config doesn't ask for; "
+                "the folder is damaged or the config belongs to another model"
             )
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
@@ -142,7 +142,7 @@ def arrange(
     parts = [checkpoint.read(stored_names[name]) for name in weight.names]
     try:
         value = weight.arrange(parts)
-    except ValueError as error:
+    except (IndexError, ValueError) as error:
         raise ModelLoadError(
             f"{checkpoint.path}: {' + '.join(weight.names[:4])} of shapes {[part.shape for part in parts[:4]]} don't "
             f"fit together: {error}"
@@ -184,7 +184,8 @@ def _stored_names(
         stored.pop("lm_head.weight", None)
     missing, left_over = sorted(set(needed) - stored.keys()), sorted(stored.keys() - set(needed))
     if missing or left_over:
-        what = f"lacks {missing[0]}" if missing else f"has {left_over[0]}, which {config.architecture} doesn't use"
+        has = "" if missing else f"has {left_over[0]!r:.200}, which {config.architecture} doesn't use"
+        what = has or f"lacks {missing[0]!r:.200}"
         raise ModelLoadError(
             f"{checkpoint.path}: {what} ({len(missing)} missing and {len(left_over)} left-over tensors); "
             "the file is incomplete or its config belongs to another model"

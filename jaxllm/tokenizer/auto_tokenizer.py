@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.exceptions import ModelLoadError
+from jaxllm.model_loader.model_files import reason_of
 from jaxllm.tokenizer.tokenizer import check_unicode
 
 
@@ -28,8 +29,7 @@ def open_auto_tokenizer(
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # it raises whatever its readers do
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise ModelLoadError(f"{folder}: transformers can't read its tokenizer: {reason}") from error
+        raise ModelLoadError(f"{folder}: transformers can't read its tokenizer: {reason_of(error)}") from error
     return AutoTokenizer(backend, bos_token_id, eos_token_ids, chat_template)
 
 

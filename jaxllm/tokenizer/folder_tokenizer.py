@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from jaxllm.exceptions import ModelLoadError
-from jaxllm.model_loader.model_files import find_file, read_json, read_limited
+from jaxllm.model_loader.model_files import find_file, read_json, read_limited, reason_of
 from jaxllm.tokenizer.auto_tokenizer import open_auto_tokenizer
 from jaxllm.tokenizer.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxllm.tokenizer.sentencepiece_model import read_rules
@@ -54,8 +54,7 @@ def _guarded(path: Path, read: Any) -> Any:
     except ModelLoadError:
         raise
     except Exception as error:  # the libraries raise nothing more precise
-        reason = (str(error).splitlines() or ["it is damaged"])[0][:200]
-        raise ModelLoadError(f"{path}: is not a tokenizer that can be read: {reason}") from error
+        raise ModelLoadError(f"{path}: is not a tokenizer that can be read: {reason_of(error)}") from error
 
 
 def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxllm.exceptions import ModelLoadError, UnsupportedModelError
 from jaxllm.model_loader.gguf_reader import GGUFFile
+from jaxllm.model_loader.model_files import reason_of
 from jaxllm.tokenizer import sentencepiece_model as sp
 from jaxllm.tokenizer.gguf_byte_level import build_byte_level
 from jaxllm.tokenizer.huggingface_tokenizer import HuggingFaceTokenizer
@@ -40,8 +41,7 @@ def open_gguf_tokenizer(gguf: GGUFFile, bos_token_id: int | None, eos_token_ids:
     except ModelLoadError:
         raise
     except Exception as error:  # the libraries raise nothing more precise
-        reason = (str(error).splitlines() or ["it is damaged"])[0][:200]
-        raise ModelLoadError(f"{gguf.path}: the vocabulary can't be used: {reason}") from error
+        raise ModelLoadError(f"{gguf.path}: the vocabulary can't be used: {reason_of(error)}") from error
 
 
 def _open_byte_level(

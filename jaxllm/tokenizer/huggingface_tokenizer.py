@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import tokenizers
 
+from jaxllm.exceptions import InvalidRequestError
+from jaxllm.model_loader.model_files import reason_of
 from jaxllm.tokenizer.tokenizer import check_unicode
 
 
@@ -30,7 +32,11 @@ class HuggingFaceTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         check_unicode(text)
         # The batch form lets other threads run meanwhile; `encode` would hold them up for seconds on a long text.
-        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        try:
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        except Exception as error:  # a damaged vocabulary shows late: the piece for unknown text may lack
+            reason = reason_of(error)
+            raise InvalidRequestError(f"the model's tokenizer can't encode the prompt: {reason}", "prompt") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]

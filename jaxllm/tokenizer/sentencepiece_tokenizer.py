@@ -56,11 +56,9 @@ class SentencePieceTokenizer:
     ) -> None:
         rules = read_rules(model)
         self._model = model
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._processor = _load(model)
         needs_other = rules.adds_prefix and not prefixes_parts
-        self._later_processor = (
-            sentencepiece.SentencePieceProcessor(model_proto=without_prefix(model)) if needs_other else self._processor
-        )
+        self._later_processor = _load(without_prefix(model)) if needs_other else self._processor
         self._before, self._after = list(before), list(after)
         self._removes_spaces = rules.removes_spaces
         self._strips_prefix = rules.adds_prefix or rules.removes_spaces
@@ -92,9 +90,18 @@ class SentencePieceTokenizer:
         skipped = self.special_token_ids if skip_special_tokens else frozenset()
         shown = [token_id for token_id in ids if 0 <= token_id < self.vocab_size and token_id not in skipped]
         text = b"".join([self._texts[token_id] for token_id in shown]).decode("utf-8", _EACH_BYTE)
-        if shown and self._strips_prefix and shown[0] in self._begins_with_space:
-            return text.lstrip(" ") if self._removes_spaces else text[1:]
-        return text
+        return text[self._num_spaces_before(shown) :] if self._strips_prefix else text
+
+    def _num_spaces_before(self, ids: Sequence[int]) -> int:
+        """Returns how many of the text's first spaces stand there only because texts begin with one."""
+        count = 0
+        for token_id in ids:
+            if token_id not in self._begins_with_space:
+                break
+            count += 1
+            if not self._removes_spaces or len(self._texts[token_id]) > 1:
+                break
+        return count
 
     def files(self) -> dict[str, bytes]:
         """Returns what other programs load this tokenizer from: file name -> content."""
@@ -122,8 +129,14 @@ class _TokenFinder:
 
 def pieces_of(model: bytes) -> dict[str, int]:
     """Returns piece -> id of a serialized model, read_rules() having checked it."""
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    processor = _load(model)
     return {piece: token_id for token_id, piece in enumerate(processor.id_to_piece(_ids(processor)))}
+
+
+def _load(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    if not model:  # the library would take that for "later"
+        raise ValueError("it is empty")
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
 def _ids(processor: sentencepiece.SentencePieceProcessor) -> list[int]:

@@ -61,7 +61,7 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
     if not isinstance(decoder, dict):
         raise ModelLoadError(f"{where}: added_tokens_decoder must be an object, got {decoder!r:.80}")
     for token_id, entry in decoder.items():
-        text = _text(entry)
+        text = _text(entry) if isinstance(entry, dict) else None
         if text is None or not token_id.isascii() or not token_id.isdigit():
             raise ModelLoadError(f"{where}: added_tokens_decoder has the entry {token_id!r:.40}: {entry!r:.80}")
         ids[text] = _checked_id(where, int(token_id[:20]))

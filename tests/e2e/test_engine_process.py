@@ -50,7 +50,7 @@ def test_weights_that_do_not_fit_are_a_model_load_error(model: Path, tmp_path: P
     broken = tiny_llama()
     tensors = {name: tensor for name, tensor in broken.tensors.items() if name != "model.norm.weight"}
     folder = write_tiny_folder(tmp_path, type(broken)(broken.config, tensors, broken.tokens, broken.merges))
-    with pytest.raises(ModelLoadError, match="lacks model.norm.weight"):
+    with pytest.raises(ModelLoadError, match="lacks 'model.norm.weight'"):
         LLM(model=str(folder), engine_process=engine_process, **ENGINE_ARGS)
 
 

@@ -1,6 +1,7 @@
 """Tiny random Llama checkpoints with a small real tokenizer, written as GGUF and as Hugging Face folders."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -86,7 +87,12 @@ def micro_llama() -> TinyModel:
     return replace(model, tokens=(*SPECIAL_TOKENS, "a", "b", "ab"), merges=("a b",))
 
 
-def write_tiny_gguf(path: Path, model: TinyModel, weight_type: GGMLQuantizationType = GGMLQuantizationType.F32) -> Path:
+def write_tiny_gguf(
+    path: Path,
+    model: TinyModel,
+    weight_type: GGMLQuantizationType = GGMLQuantizationType.F32,
+    add_vocabulary: Callable[[gguf.GGUFWriter, TinyModel], None] | None = None,
+) -> Path:
     """Writes a GGUF file as llama.cpp's converter does, with matrices stored as `weight_type`."""
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -99,7 +105,7 @@ def write_tiny_gguf(path: Path, model: TinyModel, weight_type: GGMLQuantizationT
     writer.add_key_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    _add_gguf_vocabulary(writer, model)
+    (add_vocabulary or _add_gguf_vocabulary)(writer, model)
     for name, values in model.tensors.items():
         stored = _llama_cpp_rows(name, values, config)
         is_matrix = values.ndim == 2

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from jaxllm.exceptions import ModelLoadError, ModelNotFoundError
-from jaxllm.model_loader import demo_models
+from jaxllm.model_loader import aliases, demo_models, hub
 from jaxllm.model_loader.checkpoint import locate, open_checkpoint
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.hub import parse_hub_id
@@ -40,6 +40,32 @@ def test_aliases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_models, "fetch", lambda alias: Path(f"fetched-{alias}"))
     assert locate("smollm2") == Path("fetched-smollm2")
     assert locate("gemma3-270m") == Path("fetched-gemma3-270m")
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("llama-3.2-1b", ("meta-llama/Llama-3.2-1B", None)),
+        ("Llama3.2:1b", ("meta-llama/Llama-3.2-1B", None)),
+        ("qwen3:0.6b@main", ("Qwen/Qwen3-0.6B", "main")),
+        ("gpt2", ("openai-community/gpt2", None)),
+    ],
+)
+def test_short_names_of_hub_models(model: str, asked: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "fetch_snapshot", lambda *parsed, has_weights: parsed)
+    assert locate(model) == asked
+
+
+def test_short_names_are_written_in_one_way_and_lead_to_hub_ids() -> None:
+    assert len(aliases._BY_KEY) == len(aliases.HUB_MODELS) + len(demo_models.DEMO_MODELS)
+    assert all(name == name.lower() for name in aliases.HUB_MODELS)
+    assert all(parse_hub_id(hub_id) == (hub_id, None) for hub_id in aliases.HUB_MODELS.values())
+
+
+def test_a_slip_of_the_pen() -> None:
+    for model, meant in (("smolm2", "smollm2"), ("lama-3.2-1b", "llama-3.2-1b"), ("qwen3-06b-", "qwen3-0.6b")):
+        with pytest.raises(ModelNotFoundError, match=f"no model '{model}': did you mean {meant}. no such file"):
+            locate(model)
 
 
 @pytest.mark.parametrize("suffix", PICKLE_SUFFIXES)
@@ -106,7 +132,7 @@ def test_the_hub_is_asked_for_no_pickles(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert open_checkpoint("org/name@main").path == folder
     assert (asked["repo_id"], asked["revision"], asked["ignore_patterns"]) == ("org/name", "main", ["*/*"])
-    assert asked["allow_patterns"] == ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+    assert asked["allow_patterns"] == ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt"]
 
 
 def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,10 +45,10 @@ def test_a_bare_decoder_leaves_out_the_prefix(family, name, prefix, mask, tmp_pa
 def test_missing_and_left_over_tensors_are_named(tmp_path):
     case = read_case("llama", "gqa")
     lacking = {key: values for key, values in case.tensors.items() if "layers.1.mlp.up" not in key}
-    with pytest.raises(ModelLoadError, match=r"lacks model.layers.1.mlp.up_proj.weight \(1 missing and 0 left-over"):
+    with pytest.raises(ModelLoadError, match=r"lacks 'model.layers.1.mlp.up_proj.weight' \(1 missing and 0 left-over"):
         _load(tmp_path / "a", case._replace(tensors=lacking))
     extra = _with(case, **{"model.layers.0.self_attn.q_proj.bias": np.zeros(32, np.float32)})
-    with pytest.raises(ModelLoadError, match="has model.layers.0.self_attn.q_proj.bias, which LlamaForCausalLM"):
+    with pytest.raises(ModelLoadError, match="has 'model.layers.0.self_attn.q_proj.bias', which LlamaForCausalLM"):
         _load(tmp_path / "b", extra)
 
 

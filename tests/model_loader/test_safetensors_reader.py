@@ -93,7 +93,7 @@ def test_missing_and_swapped_shards(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "m", tiny_llama(), num_shards=2)
     shutil.move(folder / FIRST, folder / "aside")
     shutil.move(folder / SECOND, folder / FIRST)
-    assert f"{SECOND} is missing (1 found)" in _error(folder)
+    assert f"'{SECOND}' is missing (1 found)" in _error(folder)
     shutil.move(folder / "aside", folder / SECOND)
     assert "expected tensor 'model.embed_tokens.weight' by model.safetensors.index.json" in _error(folder)
 

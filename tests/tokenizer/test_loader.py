@@ -1,6 +1,7 @@
 """Tokenizers from both kinds of checkpoint; the real model's ids against the reference."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ def test_a_damaged_tokenizer_json(text: str, folder: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_no_tokenizer_json(folder: Path) -> None:
+def test_no_tokenizer_json(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it weren't installed
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelLoadError, match="has no tokenizer.json, tokenizer.model, or vocab.json with merges.txt"):
         open_tokenizer(HuggingFaceCheckpoint(folder))
