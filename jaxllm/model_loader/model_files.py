@@ -67,7 +67,7 @@ def refuse_link_out(path: Path) -> None:
     try:
         folder, target = path.parent.resolve(), path.resolve()
     except (OSError, RuntimeError) as error:  # links that lead to each other
-        raise ModelLoadError(f"{path}: can't be read: {_first_line(error)}") from error
+        raise ModelLoadError(f"{path}: can't be read: {reason_of(error)}") from error
     roots = [folder]
     # models--org--name/snapshots/COMMIT/config.json is a link to models--org--name/blobs/HASH.
     if folder.parent.name == "snapshots":

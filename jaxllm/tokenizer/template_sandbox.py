@@ -219,8 +219,9 @@ def _make_environment() -> _Environment:
         "paid_text": _paid_text,
         "paid_turns": _paid_turns,
     }
+    tests: dict[str, Any] = environment.tests
     for name in _COMPARING_TESTS:
-        environment.tests[name] = _paid_test(environment.tests[name])
+        tests[name] = _paid_test(tests[name])
     environment.globals["namespace"] = _Namespace
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -250,11 +251,11 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _paid_test(function: Callable[..., bool]) -> Callable[..., bool]:
+def _paid_test(function: Callable[..., Any]) -> Callable[..., bool]:
     @wraps(function)
     def wrapper(*args: Any) -> bool:
         _weigh(args, _COMPARED)
-        return function(*args)
+        return bool(function(*args))
 
     return wrapper
 

@@ -166,5 +166,6 @@ def test_a_missing_prompts_file_is_one_line_and_exit_code_2(capsys: pytest.Captu
 def test_the_door_names_its_commands(argv: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == code
     assert (
-        "".join(capsys.readouterr()) == "usage: jaxllm bench COMMAND ...; commands: host, load, quality, serve, throughput\n"
+        "".join(capsys.readouterr())
+        == "usage: jaxllm bench COMMAND ...; commands: host, load, quality, serve, throughput\n"
     )
