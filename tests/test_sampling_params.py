@@ -43,7 +43,8 @@ from jaxllm.sampling_params import BeamSearchParams, SamplingParams
     ],
 )
 def test_legal_values(params: dict[str, Any]) -> None:
-    SamplingParams(**params)
+    made = SamplingParams(**params)
+    assert all(getattr(made, name) == value for name, value in params.items())
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def test_a_death_shows_though_nobody_asks_anything() -> None:
     async def scenario(engine: AsyncLLMEngine) -> None:
         os.kill(core_pid(engine), signal.SIGKILL)
         await wait_for(lambda: engine.status().phase == "dead")
+        assert isinstance(engine.dead_error, EngineDeadError)
 
     run(scenario, CoreProcess)
 

@@ -167,6 +167,7 @@ def test_dropping_a_stream_aborts_the_request() -> None:
             await wait_for(lambda: engine.num_unfinished_requests == 0)
         finally:
             gc.enable()
+        assert (await engine.get_stats()).num_waiting == 0
 
     run(scenario)
 
@@ -192,6 +193,7 @@ def test_b88_every_sequence_of_a_dropped_request_ends() -> None:
             if all(one.text for one in output.outputs):
                 break
         await stream.aclose()
+        assert engine.num_unfinished_requests == 0  # run() waits until their blocks are free too
 
     run(scenario)
 
@@ -264,5 +266,6 @@ def test_b118_an_abort_storm_leaves_nothing() -> None:
 
         for start in range(0, 1000, 100):
             await asyncio.gather(*[one(index) for index in range(start, start + 100)])
+        assert engine.num_unfinished_requests == 0  # run() waits until their blocks are free too
 
     run(scenario)

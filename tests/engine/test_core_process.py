@@ -181,9 +181,11 @@ def test_signals_for_a_whole_group_of_processes_leave_the_core_alone(engine: LLM
 
 
 def test_shutdown_does_not_wait_for_a_step_that_never_ends(engine: LLMEngine) -> None:
+    pid = core_pid(engine._client)
     engine.add_request("r", "?", GREEDY)
     engine.shutdown()
     engine.shutdown()
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("error", [ConfigError, ModelLoadError, DeviceError])
@@ -244,6 +246,7 @@ def test_only_this_user_can_enter_the_socket_folder(sockets: Path, monkeypatch: 
 def test_it_goes_when_nobody_has_it_any_more() -> None:
     client = SyncMPClient(fake_config(), CoreProcess)
     pid = core_pid(client)
+    assert psutil.pid_exists(pid)
     del client
     wait_until(lambda: not psutil.pid_exists(pid))
 
@@ -360,6 +363,7 @@ def test_kill_9_of_the_front_end_before_they_have_met_leaves_nothing(sockets: Pa
         wait_until(lambda: bool(list(sockets.iterdir())))
         wait_until(lambda: bool(psutil.Process(front_end.pid).children()))
         (child,) = psutil.Process(front_end.pid).children()
+        assert child.is_running()
         front_end.kill()
     wait_until(lambda: not child.is_running())
 

@@ -81,6 +81,7 @@ def test_a_client_that_goes_ends_its_request() -> None:
         async with demo() as server:
             call = server.call({"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True})
             await call.until(1)
+            assert server.engine.num_unfinished_requests == 1
             call.disconnect()
             await call.reply()
             while server.engine.num_unfinished_requests:

@@ -179,6 +179,7 @@ def test_an_abort_storm_leaves_nothing() -> None:  # 18485
             await asyncio.gather(*(call.reply() for call in calls))
         while server.engine.num_unfinished_requests or await server.metric("vllm:kv_cache_usage_perc"):
             await asyncio.sleep(0.01)
+        assert server.serving.admission.num_requests == 0
 
     run(check)
 
