@@ -45,8 +45,8 @@ def fetch_shards(array: jax.Array) -> np.ndarray:
     """Returns this process's part of an array that is cut along one dimension, or whole where every device has it."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(_my_copy(array))
-    spec = array.sharding.spec  # type: ignore[attr-defined]
-    axis = next(index for index, names in enumerate(spec) if names is not None)
+    assert isinstance(array.sharding, NamedSharding)
+    axis = next(index for index, names in enumerate(array.sharding.spec) if names is not None)
     shards = {shard.index[axis].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)], axis=axis)
 

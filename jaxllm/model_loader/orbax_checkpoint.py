@@ -9,7 +9,7 @@ import numpy as np
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.model_loader.gguf_reader import GGUFFile
 from jaxllm.model_loader.model_files import find_file, refuse_link_out
-from jaxllm.model_loader.model_folder import read_configs
+from jaxllm.model_loader.model_folder import ModelFolder
 from jaxllm.model_loader.orbax_manifest import (
     DTYPES,
     MANIFEST_NAME,
@@ -20,13 +20,10 @@ from jaxllm.model_loader.orbax_manifest import (
 from jaxllm.model_loader.zarr_array import ZarrArray
 
 
-class OrbaxCheckpoint:
+class OrbaxCheckpoint(ModelFolder):
     """A converted model: weights under their names in our model, laid out for a mesh, perhaps quantised.
 
     Attributes:
-      path: The folder.
-      config: config.json, with eos_token_id taken from generation_config.json where that has one.
-      generation_config: generation_config.json, or empty.
       quantization: The scheme whose numbers the weights are stored as; None where they are floats.
       manifest: What is stored. Each of its weights is there, with the stated shape, dtype and number of bytes.
 
@@ -35,10 +32,9 @@ class OrbaxCheckpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.manifest = read_manifest(path)
         self.quantization = self.manifest.quantization
-        self.config, self.generation_config = read_configs(path)
         weights_path = path / WEIGHTS_NAME
         for folder in (weights_path, *(weights_path / name for name in self.manifest.weights)):
             if folder.is_symlink():

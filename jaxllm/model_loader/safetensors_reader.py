@@ -19,7 +19,7 @@ from jaxllm.model_loader.model_files import (
     refuse_lfs_pointer,
     refuse_link_out,
 )
-from jaxllm.model_loader.model_folder import read_configs
+from jaxllm.model_loader.model_folder import ModelFolder
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -42,14 +42,8 @@ class StoredTensor(NamedTuple):
     num_bytes: int
 
 
-class HuggingFaceCheckpoint:
+class HuggingFaceCheckpoint(ModelFolder):
     """Implements checkpoint.Checkpoint on a folder.
-
-    Attributes:
-      path: The folder.
-      config: config.json, with eos_token_id taken from generation_config.json where that has one.
-      generation_config: generation_config.json, or empty.
-      quantization: None.
 
     Raises:
       ModelLoadError: A file is missing, truncated or contradicts another.
@@ -57,9 +51,7 @@ class HuggingFaceCheckpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config, self.generation_config = read_configs(path)
-        self.quantization: str | None = None
+        super().__init__(path)
         self._tensors = _find_tensors(path)
 
     def tensor_names(self) -> list[str]:

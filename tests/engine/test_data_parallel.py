@@ -6,7 +6,8 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import psutil
 import pytest
@@ -104,12 +105,14 @@ def test_where_replicas_run_is_chosen_by_the_backend() -> None:
     assert isinstance(make_client(config_of(2), "inproc"), SyncMPClient)
 
 
-def run(scenario: Callable[[AsyncLLMEngine], object], connect: Connect, config: EngineConfig) -> None:
+def run(
+    scenario: Callable[[AsyncLLMEngine], Coroutine[Any, Any, None]], connect: Connect, config: EngineConfig
+) -> None:
     async def main() -> None:
         engine = AsyncLLMEngine(lambda: fake_front_end(config), connect)
         try:
             await engine.wait_ready()
-            await asyncio.wait_for(scenario(engine), PATIENCE_S)  # type: ignore[arg-type]
+            await asyncio.wait_for(scenario(engine), PATIENCE_S)
         finally:
             await engine.shutdown()
 

@@ -183,11 +183,11 @@ def test_a_death_before_all_links_are_there_ends_them_too() -> None:
     assert [link.take() for link in links] == [[ShutDown()], [ShutDown()]]
 
 
-def test_shutdown_asks_all_before_it_waits_for_one() -> None:
+def test_shutdown_asks_all_before_it_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = Replicas()
     order: list[str] = []
     for number, link in enumerate(replicas.links):
-        link.send = lambda message, number=number: order.append(f"ask {number}")  # type: ignore[method-assign, misc]
-        link.shutdown = lambda number=number: order.append(f"wait {number}")  # type: ignore[method-assign, misc]
+        monkeypatch.setattr(link, "send", lambda message, number=number: order.append(f"ask {number}"))
+        monkeypatch.setattr(link, "shutdown", lambda number=number: order.append(f"wait {number}"))
     replicas.line.shutdown()
     assert order == ["ask 0", "ask 1", "wait 0", "wait 1"]
