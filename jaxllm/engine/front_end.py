@@ -9,7 +9,7 @@ from jaxllm.logger import get_logger
 from jaxllm.model_loader.checkpoint import OpenedModel, open_model
 from jaxllm.model_loader.generation_config import sampling_defaults
 from jaxllm.model_loader.hf_config import token_ids
-from jaxllm.model_loader.model_folder import TOKENIZER_NAMES, ModelFolder
+from jaxllm.model_loader.model_folder import TOKENIZER_NAMES
 from jaxllm.tokenizer.dummy_tokenizer import DummyTokenizer
 from jaxllm.tokenizer.loader import open_tokenizer
 from jaxllm.tokenizer.tokenizer import Tokenizer
@@ -39,8 +39,8 @@ def load_front_end(args: EngineArgs) -> FrontEnd:
 
 
 def _open_tokenizer(checkpoint: OpenedModel, config: EngineConfig) -> Tokenizer:
-    is_folder = isinstance(checkpoint, ModelFolder)
-    if is_folder and not any((checkpoint.path / name).exists() for name in TOKENIZER_NAMES):
+    is_made_up = config.load_format == "dummy" and checkpoint.path.is_dir()
+    if is_made_up and not any((checkpoint.path / name).exists() for name in TOKENIZER_NAMES):
         return DummyTokenizer(config.model.vocab_size)
     return open_tokenizer(checkpoint)
 

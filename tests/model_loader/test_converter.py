@@ -191,7 +191,7 @@ def test_a_folder_that_contradicts_itself(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"frame.embed.weight must be float32\[299, 64\] by its config"):
         load_weights(tmp_path / "whole")
     _edit(tmp_path / "whole" / "config.json", vocab_size=300, num_hidden_layers=1)
-    with pytest.raises(ModelLoadError, match="has a weight layers.1.attention.out.weight, which its config doesn't"):
+    with pytest.raises(ModelLoadError, match="has a weight 'layers.1.attention.out.weight', which its config doesn't"):
         load_weights(tmp_path / "whole")
 
 
