@@ -65,6 +65,14 @@ def test_a_dummy_model_answers(has_tokenizer: bool, tmp_path: Path) -> None:
     assert len(output.outputs[0].token_ids) == 3
 
 
+def test_real_weights_want_a_real_tokenizer(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "m", tiny_llama())
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelLoadError, match="tokenizer"):
+        load_front_end(EngineArgs(model=str(folder)))
+
+
 def test_the_dummy_tokenizer() -> None:
     tokenizer = DummyTokenizer(100)
     assert tokenizer.encode("aé") == [97, 95, 69]
