@@ -54,7 +54,7 @@ def test_all_weights_are_those_of_the_gguf_file(formats: Formats, name: str) -> 
 @pytest.mark.parametrize("name", ["safetensors", "orbax"])
 def test_golden_greedy_tokens(formats: Formats, name: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    cases = formats.golden["cases"][:NUM_PROMPTS]
+    cases = _surest_cases(formats.golden["cases"])
     sizes = {"max_num_seqs": NUM_PROMPTS, "max_num_batched_tokens": 32, "max_model_len": 64}
     with LLM(str(formats.paths[name]), kv_cache_memory_bytes=1 << 28, **sizes) as llm:
         outputs = llm.generate([case["prompt_token_ids"] for case in cases], params, use_tqdm=False)
@@ -62,8 +62,19 @@ def test_golden_greedy_tokens(formats: Formats, name: str) -> None:
         assert name == "safetensors" or llm.get_tokenizer().encode(cases[0]["prompt"]) == cases[0]["prompt_token_ids"]
     num_compared = 0
     for case, output in zip(cases, outputs, strict=True):
-        gaps = case["greedy_top1_top2_logit_gap"]
-        num_sure = next((index for index, gap in enumerate(gaps[:NUM_TOKENS]) if gap <= MIN_GAP), NUM_TOKENS)
+        num_sure = _num_sure(case)
         assert output.outputs[0].token_ids[:num_sure] == case["greedy_token_ids"][:num_sure]
         num_compared += num_sure
     assert num_compared >= NUM_TOKENS * NUM_PROMPTS / 2
+
+
+def _surest_cases(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns those short prompts of the golden file whose first tokens are surest."""
+    short = [case for case in cases if len(case["prompt_token_ids"]) + NUM_TOKENS <= 64]
+    return sorted(short, key=_num_sure, reverse=True)[:NUM_PROMPTS]
+
+
+def _num_sure(case: dict[str, Any]) -> int:
+    """Returns how many of the first tokens the reference is sure of."""
+    gaps = case["greedy_top1_top2_logit_gap"][:NUM_TOKENS]
+    return next((index for index, gap in enumerate(gaps) if gap <= MIN_GAP), NUM_TOKENS)
