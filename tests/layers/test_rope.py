@@ -10,7 +10,7 @@ from jaxllm.layers.rope import Rope, make_rope, rope_frequencies, rotate
 
 def test_rotation_by_hand():
     """A quarter turn a position: (1, 0) -> (0, 1) -> (-1, 0), first half against second half of the head."""
-    frequencies = jnp.array([math.pi / 2, 0.0])
+    frequencies = (math.pi / 2, 0.0)
     x = jnp.broadcast_to(jnp.array([1.0, 5.0, 0.0, 6.0]), (3, 1, 4))
     out = np.asarray(rotate(x, jnp.arange(3), frequencies))[:, 0]
     np.testing.assert_allclose(out, [[1, 5, 0, 6], [0, 5, 1, 6], [-1, 5, 0, 6]], atol=1e-6)
