@@ -22,6 +22,7 @@ from jaxllm.engine.core_messages import (
     FromCore,
     Hello,
     LoadProgress,
+    Pulse,
     Ready,
     ShutDown,
     StartEngine,
@@ -123,6 +124,7 @@ MESSAGES = [
     EngineCoreOutputs(
         [], STATS, [RefusedRequest("r-1", "too long", "prompt"), RefusedRequest("r-2", "no", None, True)]
     ),
+    Pulse(1.5, 1),
     UtilityResult(1, True),
     UtilityResult(2, [STATS, STATS], 1),
     EngineFailed("DeviceError", "no such device"),
