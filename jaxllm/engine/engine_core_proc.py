@@ -9,7 +9,6 @@ Exit codes are those of exceptions.py.
 
 import ctypes
 import faulthandler
-import gc
 import logging
 import os
 import queue
@@ -23,6 +22,7 @@ import msgspec
 import zmq
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine import garbage
 from jaxllm.engine.core_loop import Inbox, WorkersFailed
 from jaxllm.engine.core_messages import EngineFailed, FromCore, Hello, Ready, ShutDown, StartEngine, ToCore
 from jaxllm.engine.core_runner import ReplicaThreads, run_core
@@ -55,9 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
     def send(message: FromCore) -> None:
         if isinstance(message, Ready):
-            # What is alive now lives as long as we do: the collector need not look at it at every full collection.
-            gc.collect()
-            gc.freeze()
+            garbage.settle()
         outbox.put(message)
 
     send(Hello(os.getpid()))
