@@ -18,7 +18,7 @@ from jaxllm.layers.attention import LayerCache
 from jaxllm.layers.forward_batch import ForwardBatch, LogitEdits, SamplingBatch
 from jaxllm.layers.sampler import ScoredTokens
 from jaxllm.worker.cache_engine import CacheEngine
-from jaxllm.worker.programs import EDIT_BATCH, CompiledPrograms
+from jaxllm.worker.programs import EDITS_PER_ROW, CompiledPrograms
 from jaxllm.worker.stage_exchange import StageExchange
 from jaxllm.worker.step_fn import StepModel
 from sharding.partition import put, replicated
@@ -118,7 +118,7 @@ def _edited(stage: Stage, logits: jax.Array, edits: LogitEdits | None) -> jax.Ar
     if edits is None:
         return logits
     edited, is_restricted = logits, edits.is_restricted
-    for first in range(0, len(edits.rows), EDIT_BATCH):
+    for first in range(0, len(edits.rows), len(logits) * EDITS_PER_ROW):
         some = put(_batch_of(edits, first, is_restricted), replicated(stage.mesh))
         edited = stage.programs("edit_logits", len(logits), logits, edited, some)
         is_restricted = np.zeros_like(is_restricted)  # once is enough, and later edits must not ban earlier ones'
@@ -126,11 +126,12 @@ def _edited(stage: Stage, logits: jax.Array, edits: LogitEdits | None) -> jax.Ar
 
 
 def _batch_of(edits: LogitEdits, first: int, is_restricted: np.ndarray) -> LogitEdits:
-    """Returns EDIT_BATCH edits from number `first` on, padded where there are fewer."""
+    """Returns as many edits as one call takes, from number `first` on, padded where there are fewer."""
+    size = len(is_restricted) * EDITS_PER_ROW
 
     def pad(values: np.ndarray, fill: int) -> np.ndarray:
-        padded = np.full(EDIT_BATCH, fill, values.dtype)
-        mine = values[first : first + EDIT_BATCH]
+        padded = np.full(size, fill, values.dtype)
+        mine = values[first : first + size]
         padded[: len(mine)] = mine
         return padded
 

@@ -31,7 +31,7 @@ from jaxllm.worker.step_fn import (
 from sharding.partition import laid_out_shape, replicated
 from sharding.rules import sharding_for
 
-EDIT_BATCH = 512  # single logits that one call of edit_logits changes
+EDITS_PER_ROW = 256  # single logits that one call of edit_logits changes, for each row
 COPY_BATCH = 16  # blocks that one call of copy_blocks, gather_blocks or scatter_blocks moves
 
 
@@ -212,10 +212,11 @@ class _Specs:
         )
 
     def edits(self, size: int) -> LogitEdits:
-        floats = self.array((EDIT_BATCH,), np.float32)
+        num_edits = size * EDITS_PER_ROW
+        floats = self.array((num_edits,), np.float32)
         return LogitEdits(
-            rows=self.ints(EDIT_BATCH),
-            token_ids=self.ints(EDIT_BATCH),
+            rows=self.ints(num_edits),
+            token_ids=self.ints(num_edits),
             biases=floats,
             divisors=floats,
             penalties=floats,
