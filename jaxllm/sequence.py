@@ -154,6 +154,7 @@ class SequenceGroup:
       seqs: By index. Only sequence 0 until the prompt is complete, then all n; in beam search the live beams, best
         first.
       hypotheses: The best beams that have ended, best first. Beam search only.
+      min_tokens: How many tokens each of its sequences generates before a token may end it.
       max_num_output_tokens: How many tokens each of its sequences may generate.
       first_scheduled_time_s: When its first token was scheduled, or None.
       num_cached_tokens: Prompt tokens that the prefix cache held when the request was first scheduled.
@@ -170,6 +171,7 @@ class SequenceGroup:
         "hypotheses",
         "eos_token_ids",
         "stop_token_ids",
+        "min_tokens",
         "max_num_output_tokens",
         "first_scheduled_time_s",
         "num_cached_tokens",
@@ -187,6 +189,7 @@ class SequenceGroup:
         self.hypotheses: list[Hypothesis] = []
         self.eos_token_ids = frozenset(() if params.ignore_eos else request.eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.min_tokens = params.min_tokens
         self.max_num_output_tokens = min(request.max_tokens, max_model_len - len(request.prompt_token_ids))
         self.first_scheduled_time_s: float | None = None
         self.num_cached_tokens = 0

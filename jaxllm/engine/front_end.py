@@ -53,9 +53,6 @@ def _log_defaults(config: EngineConfig) -> None:
             "sampling parameters that requests leave out are the model's own: %s; --generation-config vllm takes ours",
             ", ".join(f"{name}={value}" for name, value in defaults.items()),
         )
-    penalty = config.generation_config.get("repetition_penalty")
-    if penalty not in (None, 1, 1.0):
-        _logger.warning("the model's generation config asks for repetition_penalty=%r, which isn't applied", penalty)
 
 
 def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer, checkpoint: OpenedModel) -> list[int]:

@@ -76,4 +76,6 @@ def _new_sequence(group: SequenceGroup, seq: Sequence, block_ids: list[int]) -> 
         num_computed_tokens=seq.num_computed_tokens,
         seed=group.request.seed + seq.index,
         sampling_params=group.request.sampling_params,
+        eos_token_ids=group.request.eos_token_ids if group.min_tokens else [],
+        bad_words_token_ids=group.request.bad_words_token_ids,
     )

@@ -124,8 +124,8 @@ def _answers(model: str, prompts: list[Any], num_tensor: int, num_stages: int, b
     common: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
     params = [
         SamplingParams(temperature=0.0, **common),
-        SamplingParams(temperature=0.0, **common),
-        SamplingParams(n=2, temperature=0.9, seed=11, **common),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5, **common),
+        SamplingParams(n=2, temperature=0.9, seed=11, allowed_token_ids=[*range(5, 290, 3)], **common),
         SamplingParams(n=2, temperature=0.0, use_beam_search=True, **common),
     ]
     with llm:

@@ -200,6 +200,10 @@ def test_each_prompt_logprob_comes_once_in_order_in_spite_of_chunks_and_preempti
         (8, {"ignore_eos": True}, ([8, 7, 6, 5, 4, 3, 2, 1], "length", None)),
         (8, {"stop_token_ids": [6]}, ([8, 7, 6], "stop", 6)),
         (8, {"stop_token_ids": [EOS]}, ([8, 7, 6, 5, 4, 3, 2], "stop", None)),
+        # B53: before token number min_tokens nothing ends it but its length; that one may.
+        (8, {"stop_token_ids": [6], "min_tokens": 3}, ([8, 7, 6], "stop", 6)),
+        (8, {"stop_token_ids": [6], "min_tokens": 4}, ([8, 7, 6, 5, 4, 3, 2], "stop", None)),
+        (8, {"stop_token_ids": [6], "min_tokens": 8}, ([8, 7, 6, 5, 4, 3, 2, 1], "length", None)),
         (8, {"stop_token_ids": [EOS], "ignore_eos": True}, ([8, 7, 6, 5, 4, 3, 2], "stop", EOS)),
     ],
 )
