@@ -163,20 +163,22 @@ def _report_model(name: str, target_name: str, num_layers: int | None) -> bool:
     ending = f", {num_layers} layers of it" if num_layers is not None else ""
     if num_seqs < _NUM_SEQS:
         ending += f", KV cache of {num_seqs} sequences of {_MAX_MODEL_LEN} tokens instead of {_NUM_SEQS}"
+    compiled: dict[tuple[str, int], Compiled] = {}  # both steps draw with the same program
     is_good = True
     for step, size in _STEPS.items():
         print(f"{name}{f' {form}' if form else ''} {step} {target_name}{ending}", flush=True)
-        is_good &= _report_step(stage, size, target)
+        is_good &= _report_step(stage, size, target, compiled)
     return is_good
 
 
-def _report_step(stage: StagePlan, size: int, target: Target) -> bool:
-    """Compiles the programs of one step and prints them; says whether all is as it should be."""
+def _report_step(stage: StagePlan, size: int, target: Target, compiled: dict[tuple[str, int], Compiled]) -> bool:
+    """Prints the programs of one step and compiles those that aren't yet; says whether all is as it should be."""
     collectives: list[Collective] = []
     is_good = True
     for program in step_programs(stage, size):
         try:
-            done = compile_program(program, stage)
+            key = program.name, program.size
+            done = compiled[key] = compiled.get(key) or compile_program(program, stage)
         except Exception as error:  # what the compiler refuses is the row's answer
             print(
                 f"  {program.name:9} not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"

@@ -23,7 +23,8 @@ _INTERPRET = pltpu.InterpretParams(
 _BACKENDS = {
     "xla": quantized_matmul_xla,
     "triton": functools.partial(quantized_matmul_triton, interpret=True),
-    "tpu": functools.partial(quantized_matmul_tpu, interpret=_INTERPRET),
+    # Not the jitted one, which would keep what a test replaces.
+    "tpu": functools.partial(quantized_matmul_tpu.__wrapped__, interpret=_INTERPRET),
 }
 # (weight dtype, inputs that share a scale, whether activations are quantized)
 _FP8_SCHEMES = [(jnp.float8_e4m3fn, None, True), (jnp.float8_e4m3fn, None, False)]
