@@ -80,7 +80,8 @@ def test_tiles_of_every_axis_on_tpu(monkeypatch):
         _assert_agrees("tpu", _draw(40, 512, 200, scheme, jnp.float32), scheme[2])
 
 
-@pytest.mark.parametrize("num_inputs", [1536, 1664])  # of three programs the last has as many steps as the others, or fewer
+# Of three programs the last has as many steps as the others, or fewer.
+@pytest.mark.parametrize("num_inputs", [1536, 1664])
 def test_inputs_shared_by_several_programs_on_triton(num_inputs):
     _assert_agrees("triton", _draw(3, num_inputs, 64, _SCHEMES[0], jnp.float32), True)
     _assert_agrees("triton", _draw(3, num_inputs, 64, _SCHEMES[3], jnp.float32), False)
