@@ -17,7 +17,7 @@ from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
 from jaxllm.models.causal_lm import Family
 from jaxllm.models.weight_map import Weight
 from jaxllm.quantization import SCALE_SUFFIX, quantize
-from sharding.partition import abstract_weight, dealt_shape, pieces_of, put_weight, whole_again
+from sharding.partition import abstract_weight, dealt_shape, pieces_of, put, put_weight, whole_again
 
 _CACHE_SCALES = ".cache_scales"
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -64,14 +64,14 @@ class TensorReader:
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
+        if name.endswith(_CACHE_SCALES):
+            return _unmeasured_scales(parameter, mesh)
         return put_weight(self._value(name, parameter), mesh, parameter.get_metadata("logical_axes"))
 
     def _value(self, name: str, parameter: "nnx.Param[jax.Array]") -> np.ndarray:
         want, scheme = parameter.get_value(), parameter.get_metadata("scheme", None)
         if name in self._scales:
             return self._scales.pop(name)
-        if name.endswith(_CACHE_SCALES):
-            return _unmeasured_scales(parameter)
         value = self._read(name, want.shape)
         if scheme is not None:
             value, self._scales[name + SCALE_SUFFIX] = quantize(value, scheme)
@@ -92,9 +92,9 @@ class OrbaxReader:
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
-        want, axes = parameter.get_value(), parameter.get_metadata("logical_axes")
         if name.endswith(_CACHE_SCALES):
-            return put_weight(_unmeasured_scales(parameter), mesh, axes)
+            return _unmeasured_scales(parameter, mesh)
+        want, axes = parameter.get_value(), parameter.get_metadata("logical_axes")
         pieces = self._check(name, parameter)
         if pieces == pieces_of(mesh, axes):
             target = abstract_weight(want.shape, want.dtype, mesh, axes)
@@ -155,9 +155,15 @@ def arrange(
     return value
 
 
-def _unmeasured_scales(parameter: "nnx.Param[jax.Array]") -> np.ndarray:
-    """Returns scales of the KV cache, which no checkpoint has: worker/kv_calibration.py measures them."""
-    return np.ones(parameter.get_value().shape, np.float32)
+def _unmeasured_scales(parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
+    """Returns scales of the KV cache, which no checkpoint has: worker/kv_calibration.py measures them.
+
+    Ones also for the zero heads that fill up: rows are divided by them.
+    """
+    declared = parameter.get_value()
+    target = abstract_weight(declared.shape, declared.dtype, mesh, parameter.get_metadata("logical_axes"))
+    ones: jax.Array = put(np.ones(target.shape, target.dtype), target.sharding)
+    return ones
 
 
 def _can_become(stored: str, wanted: str) -> bool:
