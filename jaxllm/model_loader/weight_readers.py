@@ -13,10 +13,11 @@ from jaxllm.config import EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.model_loader.dummy_weights import dummy_weight
+from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
 from jaxllm.models.causal_lm import Family
-from jaxllm.models.weight_map import Weight
-from jaxllm.quantization import SCALE_SUFFIX, quantize
+from jaxllm.models.weight_map import Weight, joined
+from jaxllm.quantization import SCALE_SUFFIX, QuantizedWeight, Scheme, quantize, quantize_joined
 from sharding.partition import abstract_weight, dealt_shape, pieces_of, put, put_weight, whole_again
 
 _CACHE_SCALES = ".cache_scales"
@@ -42,13 +43,22 @@ def open_reader(config: EngineConfig, model: ModelConfig, family: Family) -> Wei
       ModelLoadError: A tensor is missing or left over, or a file is damaged.
     """
     if config.load_format == "dummy":
-        return TensorReader(lambda _, shape: dummy_weight(shape))
+        return TensorReader(
+            lambda _, shape: dummy_weight(shape), lambda _, shape, scheme: quantize(dummy_weight(shape), scheme)
+        )
     checkpoint = open_checkpoint(str(config.model_path), config.load_format)
     weights = weight_map(model, family)
     if isinstance(checkpoint, OrbaxCheckpoint):
         return OrbaxReader(checkpoint, weights)
     stored_names = _stored_names(checkpoint, weights, model, family)
-    return TensorReader(lambda name, shape: arrange(checkpoint, weights[name], stored_names, shape))
+
+    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        return arrange(checkpoint, weights[name], stored_names, shape)
+
+    def read_numbers(name: str, shape: tuple[int, ...], scheme: Scheme) -> QuantizedWeight:
+        return arrange_numbers(checkpoint, weights[name], stored_names, shape, scheme)
+
+    return TensorReader(read, read_numbers)
 
 
 class TensorReader:
@@ -56,10 +66,15 @@ class TensorReader:
 
     Args:
       read: (name of the parameter, its shape) -> its value as floats.
+      read_numbers: (name, shape, scheme) -> its numbers.
     """
 
-    def __init__(self, read: Callable[[str, tuple[int, ...]], np.ndarray]) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[str, tuple[int, ...]], np.ndarray],
+        read_numbers: Callable[[str, tuple[int, ...], Scheme], QuantizedWeight],
+    ) -> None:
+        self._read, self._read_numbers = read, read_numbers
         self._scales: dict[str, np.ndarray] = {}  # they come with their numbers, and wait for their turn
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
@@ -72,9 +87,9 @@ class TensorReader:
         want, scheme = parameter.get_value(), parameter.get_metadata("scheme", None)
         if name in self._scales:
             return self._scales.pop(name)
-        value = self._read(name, want.shape)
-        if scheme is not None:
-            value, self._scales[name + SCALE_SUFFIX] = quantize(value, scheme)
+        if scheme is None:
+            return self._read(name, want.shape).astype(want.dtype, copy=False)
+        value, self._scales[name + SCALE_SUFFIX] = self._read_numbers(name, want.shape, scheme)
         return value.astype(want.dtype, copy=False)
 
 
@@ -153,6 +168,22 @@ def arrange(
             f"config, got {value.shape}; the file is damaged or its config belongs to another model"
         )
     return value
+
+
+def arrange_numbers(
+    checkpoint: Checkpoint, weight: Weight, stored_names: Mapping[str, str], shape: tuple[int, ...], scheme: Scheme
+) -> QuantizedWeight:
+    """As `arrange`, quantized. A GGUF file's matrices are floats a few rows at a time, where rows stay as they are.
+
+    Raises:
+      ModelLoadError: As `arrange`.
+    """
+    if weight.arrange is joined and isinstance(checkpoint, GGUFCheckpoint):
+        parts = [checkpoint.rows(stored_names[name]) for name in weight.names]
+        num_rows = sum(part.shape[0] for part in parts)
+        if all(part.shape == (part.shape[0], *shape[1:]) for part in parts) and num_rows == shape[0]:
+            return quantize_joined(parts, scheme)
+    return quantize(arrange(checkpoint, weight, stored_names, shape), scheme)
 
 
 def _unmeasured_scales(parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
