@@ -63,7 +63,7 @@ class CachedSequences(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seq_ids: list[int]
     new_token_ids: list[list[int]]  # appended since the worker last heard of this sequence
-    new_block_ids: list[list[int]]  # appended to the block table
+    new_block_ids: list[tuple[int, ...]]  # appended to the block table
     replaced_blocks: list[tuple[int, int, int]]  # (seq_id, index in its block table, block id), by copy-on-write
 
 

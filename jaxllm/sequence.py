@@ -30,15 +30,11 @@ class SequenceStatus(IntEnum):
     @property
     def finish_reason(self) -> str | None:
         """The reason as users read it, or None while the sequence lives."""
-        return _FINISH_REASONS.get(self)
+        return _FINISH_REASONS[self]
 
 
-_FINISH_REASONS = {
-    SequenceStatus.FINISHED_STOPPED: "stop",
-    SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
-    SequenceStatus.FINISHED_IGNORED: "length",
-    SequenceStatus.FINISHED_ABORTED: "abort",
-}
+_FINISH_REASONS = (None, None, None, "stop", "length", "length", "abort")  # in the order of the statuses
+_LAST_UNFINISHED = SequenceStatus.SWAPPED  # reached through its class, a member costs Python 3.11 more than the rest
 
 
 class Sequence:
@@ -113,7 +109,7 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        return self.status > SequenceStatus.SWAPPED
+        return self.status > _LAST_UNFINISHED
 
     def append_token_id(self, token_id: int) -> None:
         self._append_tokens_to_blocks((token_id,))
@@ -167,6 +163,7 @@ class SequenceGroup:
 
     __slots__ = (
         "request",
+        "request_id",
         "n",
         "is_beam_search",
         "seqs",
@@ -183,6 +180,7 @@ class SequenceGroup:
     def __init__(self, request: EngineCoreRequest, first: Sequence, max_model_len: int) -> None:
         params = request.sampling_params
         self.request = request
+        self.request_id = request.request_id
         self.n = params.n
         self.is_beam_search = params.use_beam_search
         self.seqs = [first]
@@ -196,16 +194,15 @@ class SequenceGroup:
         self.queue_key = (0, 0.0, first.seq_id)
 
     @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    @property
     def is_forked(self) -> bool:
         return len(self.seqs) == self.n
 
     @property
     def is_finished(self) -> bool:
-        return not self.unfinished_seqs()
+        for seq in self.seqs:  # asked once a step, and nearly always answered by the first
+            if seq.status <= _LAST_UNFINISHED:
+                return False
+        return True
 
     @property
     def has_due_prompt_logprobs(self) -> bool:
@@ -218,7 +215,7 @@ class SequenceGroup:
         return [seq for seq in self.seqs if seq.status is status]
 
     def unfinished_seqs(self) -> list[Sequence]:
-        return [seq for seq in self.seqs if seq.status <= SequenceStatus.SWAPPED]
+        return [seq for seq in self.seqs if seq.status <= _LAST_UNFINISHED]
 
     def get_max_num_running_seqs(self) -> int:
         """Returns how many sequences may run at once: n until the prompt is forked, then those that live.

@@ -8,7 +8,6 @@ Exit codes are those of exceptions.py.
 """
 
 import ctypes
-import gc
 import logging
 import os
 import queue
@@ -22,6 +21,7 @@ import msgspec
 import zmq
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine import garbage
 from jaxllm.engine.core_loop import Inbox, WorkersFailed
 from jaxllm.engine.core_messages import EngineFailed, FromCore, Hello, Ready, ShutDown, StartEngine, ToCore
 from jaxllm.engine.core_runner import ReplicaThreads, run_core
@@ -52,9 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
     def send(message: FromCore) -> None:
         if isinstance(message, Ready):
-            # What is alive now lives as long as we do: the collector need not look at it at every full collection.
-            gc.collect()
-            gc.freeze()
+            garbage.settle()
         outbox.put(message)
 
     send(Hello(os.getpid()))

@@ -46,7 +46,7 @@ class StepPlan:
         if block_ids is None:
             self._cached.seq_ids.append(seq.seq_id)
             self._cached.new_token_ids.append(seq.token_ids[seq.num_sent_tokens :])
-            self._cached.new_block_ids.append(list(allocation.new_block_ids))
+            self._cached.new_block_ids.append(allocation.new_block_ids)
         else:
             self._new_seqs.append(_new_sequence(group, seq, block_ids))
             seq.is_on_worker = True

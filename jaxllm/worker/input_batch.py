@@ -4,6 +4,7 @@ The scheduler sends differences; the rows here are what they apply to. A row bel
 dropped, and is written whole when a new sequence takes it.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -263,7 +264,7 @@ class InputBatch:
         self._biases.pop(seq_id, None)
 
 
-def _append(table: np.ndarray, lens: np.ndarray, rows: np.ndarray, values: list[list[int]]) -> None:
+def _append(table: np.ndarray, lens: np.ndarray, rows: np.ndarray, values: Sequence[Sequence[int]]) -> None:
     """Writes a list of values to the end of each of some rows, and counts them in `lens`."""
     counts = np.array([len(row_values) for row_values in values], np.int32)
     places = _counted_from(lens[rows], counts)
