@@ -38,34 +38,37 @@ def _logprobs(model: TinyModel, token_ids: list[int]) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def _rounded(model: TinyModel, name: str) -> TinyModel:
-    scheme = SCHEMES[name]
-    matrices = {
-        name: dequantize(quantize(value, scheme), scheme) for name, value in model.tensors.items() if value.ndim == 2
-    }
-    return replace(model, tensors={**model.tensors, **matrices})
+def _rounded(model: TinyModel) -> TinyModel:
+    """Returns the model with the weights that int4_wo makes of its own."""
+    layers = SCHEMES["int4_wo"]
+    tensors = {}
+    for name, value in model.tensors.items():
+        scheme = layers.of_table() if "embed" in name else layers
+        tensors[name] = value if value.ndim == 1 else dequantize(quantize(value, scheme), scheme)
+    return replace(model, tensors=tensors)
 
 
-def test_weights_of_int8_cost_what_numpy_says(
+def test_weights_of_int4_cost_what_numpy_says(
     model: TinyModel, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JAXLLM_ATTENTION", "reference")
-    flags = f"--model {folder} --quantization int8_wo --text-file {folder / 'text.txt'} --num-tokens 100"
+    flags = f"--model {folder} --quantization int4_wo --text-file {folder / 'text.txt'} --num-tokens 100"
     assert main(["quality", *flags.split(), "--max-model-len", "41", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
     ids = open_tokenizer(open_checkpoint(str(folder))).encode(_TEXT * 5)
-    rounded = _rounded(model, "int8_wo")
+    rounded = _rounded(model)
     kl, losses = 0.0, np.zeros(2)
     for text in (ids[:40], ids[40:80]):
         expected, got = (_logprobs(each, text)[:-1] for each in (model, rounded))
         kl += (np.exp(expected) * (expected - got)).sum()
         losses += [-logprobs[np.arange(39), text[1:]].sum() for logprobs in (expected, got)]
     assert measured["num_tokens"] == 78
-    assert kl / 78 > 1e-5
-    assert measured["mean_kl"] == pytest.approx(kl / 78, rel=0.01)
+    assert kl / 78 > 1e-3
+    assert measured["mean_kl"] == pytest.approx(kl / 78, rel=1e-3)
     assert measured["reference_perplexity"] == pytest.approx(np.exp(losses[0] / 78), rel=1e-5)
     assert measured["perplexity"] == pytest.approx(np.exp(losses[1] / 78), rel=1e-5)
     matrices = [value for value in model.tensors.values() if value.ndim == 2]
+    # The CPU holds int4 as int8; 64 inputs share a scale.
     num_numbers, num_scales = sum(matrix.size for matrix in matrices), sum(len(matrix) for matrix in matrices)
     norms = 5 * 64
     assert measured["float32_bytes"] == 4 * (num_numbers + norms) == 2 * measured["bfloat16_bytes"]
