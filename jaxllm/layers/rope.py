@@ -35,6 +35,15 @@ class Rope:
         rotated = rotate(x[..., :num_rotated], positions, self.frequencies, self.magnitude)
         return rotated if num_rotated == x.shape[-1] else jnp.concatenate([rotated, x[..., num_rotated:]], axis=-1)
 
+    def reach(self, x: jax.Array) -> jax.Array:
+        """Returns the largest magnitude that each element of x: [..., D], rotated, can have at another position.
+
+        For the two elements of a pair that is the pair's length. Example: one pair (3, -4) reaches (5, 5).
+        """
+        first, second, rest = jnp.split(x, (len(self.frequencies), 2 * len(self.frequencies)), axis=-1)
+        lengths = jnp.hypot(first, second)
+        return jnp.concatenate([lengths, lengths, jnp.abs(rest)], axis=-1)
+
 
 def make_rope(num_rotated: int, theta: float, scaling: dict[str, Any] | None) -> Rope:
     """Makes the rotation that a config asks for.
