@@ -14,17 +14,24 @@ from jaxllm.exceptions import ModelLoadError
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.model_loader.dummy_weights import dummy_weight
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
+from jaxllm.model_loader.quantized_checkpoint import QuantizedCheckpoint
+from jaxllm.model_loader.stored_numbers import StoredNumbers
 from jaxllm.models.causal_lm import Family
 from jaxllm.models.weight_map import Weight
-from jaxllm.quantization import SCALE_SUFFIX, quantize
+from jaxllm.quantization import SCALE_SUFFIX, SCHEMES, QuantizedWeight, Scheme, quantize
 from sharding.partition import abstract_weight, dealt_shape, pieces_of, put_weight, whole_again
 
 _CACHE_SCALES = ".cache_scales"
 _FLOATS = ("float32", "float16", "bfloat16")
+SchemeOf = Callable[[str, int], Scheme | None]  # (path of a parameter in CausalLM, its inputs) -> how it is held
 
 
 class WeightReader(Protocol):
     """Brings weights to their devices, in the order in which the model declares them."""
+
+    def scheme_of(self, name: str, num_inputs: int) -> Scheme | None:
+        """Returns how the parameter of that name in CausalLM is held, if it can be quantized; None: as floats."""
+        ...
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Returns the parameter of that name in CausalLM.
@@ -41,14 +48,37 @@ def open_reader(config: EngineConfig, model: ModelConfig, family: Family) -> Wei
     Raises:
       ModelLoadError: A tensor is missing or left over, or a file is damaged.
     """
+    scheme_of = stated_schemes(config)
     if config.load_format == "dummy":
-        return TensorReader(lambda _, shape: dummy_weight(shape))
+        return TensorReader(lambda _, shape: dummy_weight(shape), scheme_of)
     checkpoint = open_checkpoint(str(config.model_path), config.load_format)
     weights = weight_map(model, family)
     if isinstance(checkpoint, OrbaxCheckpoint):
-        return OrbaxReader(checkpoint, weights)
+        return OrbaxReader(checkpoint, weights, scheme_of)
     stored_names = _stored_names(checkpoint, weights, model, family)
-    return TensorReader(lambda name, shape: arrange(checkpoint, weights[name], stored_names, shape))
+
+    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        return arrange(checkpoint, weights[name], stored_names, shape)
+
+    if not isinstance(checkpoint, QuantizedCheckpoint):
+        return TensorReader(read, scheme_of)
+    numbers = StoredNumbers(checkpoint, weights, stored_names)
+
+    def read_dequantized(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        numbers.tell_dequantized(name)
+        return read(name, shape)
+
+    if config.quantization is not None:
+        return TensorReader(read_dequantized, scheme_of)
+    return TensorReader(read_dequantized, numbers.scheme_of, numbers.read)
+
+
+def stated_schemes(config: EngineConfig) -> SchemeOf:
+    """Returns how weights are held by the configuration alone: as asked for, or what is stored of layers as stored."""
+    scheme = SCHEMES.get(config.quantization or "")
+    if scheme is not None or config.model.stored_scheme is None:
+        return lambda *_: scheme
+    return lambda name, _: config.model.stored_scheme if name.startswith("layers.") else None
 
 
 class TensorReader:
@@ -56,11 +86,23 @@ class TensorReader:
 
     Args:
       read: (name of the parameter, its shape) -> its value as floats.
+      scheme_of: As WeightReader's.
+      read_numbers: (name, shape, scheme) -> its numbers; None makes them of floats.
     """
 
-    def __init__(self, read: Callable[[str, tuple[int, ...]], np.ndarray]) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[str, tuple[int, ...]], np.ndarray],
+        scheme_of: SchemeOf,
+        read_numbers: Callable[[str, tuple[int, ...], Scheme], QuantizedWeight] | None = None,
+    ) -> None:
+        self._read, self._scheme_of = read, scheme_of
+        self._read_numbers = read_numbers or (lambda name, shape, scheme: quantize(read(name, shape), scheme))
         self._scales: dict[str, np.ndarray] = {}  # they come with their numbers, and wait for their turn
+
+    def scheme_of(self, name: str, num_inputs: int) -> Scheme | None:
+        """Implements WeightReader."""
+        return self._scheme_of(name, num_inputs)
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
@@ -72,23 +114,27 @@ class TensorReader:
             return self._scales.pop(name)
         if name.endswith(_CACHE_SCALES):
             return _unmeasured_scales(parameter)
-        value = self._read(name, want.shape)
-        if scheme is not None:
-            value, self._scales[name + SCALE_SUFFIX] = quantize(value, scheme)
+        if scheme is None:
+            return self._read(name, want.shape).astype(want.dtype, copy=False)
+        value, self._scales[name + SCALE_SUFFIX] = self._read_numbers(name, want.shape, scheme)
         return value.astype(want.dtype, copy=False)
 
 
 class OrbaxReader:
     """Reads a converted model's weights, each device's part straight to it where they are laid out for the mesh."""
 
-    def __init__(self, checkpoint: OrbaxCheckpoint, weights: Mapping[str, Weight]) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: OrbaxCheckpoint, weights: Mapping[str, Weight], scheme_of: SchemeOf) -> None:
+        self._checkpoint, self._scheme_of = checkpoint, scheme_of
         stored = checkpoint.manifest.weights
         if left_over := sorted(name for name in stored if name.removesuffix(SCALE_SUFFIX) not in weights):
             raise ModelLoadError(
                 f"{checkpoint.path}: has a weight {left_over[0]!r:.200}, which its config doesn't ask for; "
                 "the folder is damaged or the config belongs to another model"
             )
+
+    def scheme_of(self, name: str, num_inputs: int) -> Scheme | None:
+        """Implements WeightReader."""
+        return self._scheme_of(name, num_inputs)
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
@@ -182,6 +228,8 @@ def _stored_names(
         stored = {family.prefix + name: name for name in stored}
     if config.tie_word_embeddings:
         stored.pop("lm_head.weight", None)
+    if isinstance(checkpoint, QuantizedCheckpoint):
+        stored = {name: own for name, own in stored.items() if name in needed or not checkpoint.is_idle_bias(own)}
     missing, left_over = sorted(set(needed) - stored.keys()), sorted(stored.keys() - set(needed))
     if missing or left_over:
         has = "" if missing else f"has {left_over[0]!r:.200}, which {config.architecture} doesn't use"
