@@ -92,8 +92,7 @@ def _in_awq_order(numbers: np.ndarray) -> np.ndarray:
 
 def _gptq(tensors: Tensors, form: StoredFormat) -> Numbers:
     numbers = unpacked(_words(tensors, ".qweight").T, form.num_bits)  # [O, I]
-    zeros = unpacked(_words(tensors, ".qzeros"), form.num_bits).T  # [O, G]
-    zeros = zeros + np.uint8(form.zero_offset) & np.uint8((1 << form.num_bits) - 1)
+    zeros = unpacked(_words(tensors, ".qzeros"), form.num_bits).T + np.int16(form.zero_offset)  # [O, G]
     scales = _floats(tensors[".scales"]).T  # [O, G]
     group_of = _groups(numbers.shape[1], scales.shape[1], form, tensors.get(".g_idx"))
     return Numbers(_centred(numbers, zeros, group_of, form), scales, group_of)
@@ -186,12 +185,12 @@ def _groups(num_inputs: int, num_groups: int, form: StoredFormat, stored: np.nda
 
 
 def _centred(numbers: np.ndarray, zeros: np.ndarray, group_of: np.ndarray, form: StoredFormat) -> np.ndarray:
-    """Returns numbers: [O, I] less their groups' zero points: [O, G], both uint8."""
-    middle = np.uint8(1 << form.num_bits - 1)
-    if (zeros == middle).all():
-        return np.subtract(numbers, middle).view(np.int8)
-    if form.num_bits == 4:  # what wraps around below zero is read as negative
-        return np.subtract(numbers, np.take(zeros, group_of, axis=1)).view(np.int8)
+    """Returns numbers: [O, I] uint8 less their groups' zero points: [O, G], from 0 to 2 ** num_bits."""
+    middle = 1 << form.num_bits - 1
+    if (zeros == middle).all():  # what wraps around below zero is read as negative
+        return np.subtract(numbers, np.uint8(middle)).view(np.int8)
+    if form.num_bits == 4:
+        return np.subtract(numbers, np.take(zeros.astype(np.uint8), group_of, axis=1)).view(np.int8)
     by_input: np.ndarray = np.take(zeros.astype(np.int16), group_of, axis=1)
     return numbers.astype(np.int16) - by_input
 
