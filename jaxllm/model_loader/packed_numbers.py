@@ -83,7 +83,7 @@ def _awq(tensors: Tensors, form: StoredFormat) -> Numbers:
     zeros = _in_awq_order(unpacked(_words(tensors, ".qzeros"), form.num_bits)).T  # [O, G]
     scales = _floats(tensors[".scales"]).T  # [O, G]
     group_of = _groups(numbers.shape[1], scales.shape[1], form)
-    return Numbers(_centred(numbers, zeros, group_of, form), scales, group_of)
+    return Numbers(_centred(numbers, _same_shape(zeros, scales), group_of, form), scales, group_of)
 
 
 def _in_awq_order(numbers: np.ndarray) -> np.ndarray:
@@ -95,19 +95,22 @@ def _gptq(tensors: Tensors, form: StoredFormat) -> Numbers:
     zeros = unpacked(_words(tensors, ".qzeros"), form.num_bits).T + np.int16(form.zero_offset)  # [O, G]
     scales = _floats(tensors[".scales"]).T  # [O, G]
     group_of = _groups(numbers.shape[1], scales.shape[1], form, tensors.get(".g_idx"))
-    return Numbers(_centred(numbers, zeros, group_of, form), scales, group_of)
+    return Numbers(_centred(numbers, _same_shape(zeros, scales), group_of, form), scales, group_of)
 
 
 def _packed(tensors: Tensors, form: StoredFormat) -> Numbers:
+    words = _words(tensors, ".weight_packed")
     num_outputs, num_inputs = _shape(tensors[".weight_shape"])
-    numbers = unpacked(_words(tensors, ".weight_packed"), form.num_bits)[:, :num_inputs]
+    if words.shape != (num_outputs, -(-num_inputs * form.num_bits // 32)):
+        raise ValueError(f"words {list(words.shape)} can't hold {num_outputs} x {num_inputs} numbers")
+    numbers = unpacked(words, form.num_bits)[:, :num_inputs]
     scales = _by_output(tensors[".weight_scale"], num_outputs, form)
     group_of = _groups(num_inputs, scales.shape[1], form, tensors.get(".weight_g_idx"))
     if ".weight_zero_point" in tensors:
         zeros = unpacked(_words(tensors, ".weight_zero_point").T, form.num_bits).T[:num_outputs]
     else:
         zeros = np.full(scales.shape, 1 << form.num_bits - 1, np.uint8)
-    return Numbers(_centred(numbers, zeros, group_of, form), scales, group_of)
+    return Numbers(_centred(numbers, _same_shape(zeros, scales), group_of, form), scales, group_of)
 
 
 def _plain(tensors: Tensors, form: StoredFormat) -> Numbers:
@@ -169,7 +172,9 @@ def _rows(values: np.ndarray, num_outputs: int, form: StoredFormat) -> np.ndarra
     if values.size == 1:
         return np.broadcast_to(values.reshape(1, 1), (num_outputs, 1))
     rows = values.reshape(len(values), -1)
-    return rows if form.num_rows == 1 else np.repeat(rows, form.num_rows, axis=0)[:num_outputs]
+    if len(rows) != -(-num_outputs // form.num_rows):
+        raise ValueError(f"{num_outputs} outputs in blocks of {form.num_rows} can't have {len(rows)} scales")
+    return rows[np.arange(num_outputs) // form.num_rows]
 
 
 def _groups(num_inputs: int, num_groups: int, form: StoredFormat, stored: np.ndarray | None = None) -> np.ndarray:
@@ -182,6 +187,12 @@ def _groups(num_inputs: int, num_groups: int, form: StoredFormat, stored: np.nda
     if -(-num_inputs // size) != num_groups:
         raise ValueError(f"{num_inputs} inputs in groups of {size} can't have {num_groups} scales")
     return np.arange(num_inputs) // size
+
+
+def _same_shape(zeros: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    if zeros.shape != scales.shape:
+        raise ValueError(f"there must be a zero point for each scale, got {list(zeros.shape)} and {list(scales.shape)}")
+    return zeros
 
 
 def _centred(numbers: np.ndarray, zeros: np.ndarray, group_of: np.ndarray, form: StoredFormat) -> np.ndarray:

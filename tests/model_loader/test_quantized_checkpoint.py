@@ -144,9 +144,11 @@ def test_biases_of_zeros_that_some_tools_add(tmp_path):
         ("gptq", ".qzeros", lambda t: t + 1, "must have zero points of 8, as its config says that it is symmetric"),
         ("int4", ".weight_packed", lambda t: t.astype(np.float32), "must be int32 of two dimensions, got float32"),
         ("int4", ".weight_shape", lambda t: t[:1], "weight_shape must hold two sizes"),
+        ("int4", ".weight_shape", lambda t: t * 2**40, "can't hold"),
+        ("int4, asymmetric", ".weight_zero_point", lambda t: t[:, :1], "a zero point for each scale, got"),
         ("int8", ".weight", lambda t: t.astype(np.float32), "numbers must be int8 or float8_e4m3fn"),
         ("int8", ".weight", lambda t: t[:16], "can't be made of what is stored|must be numbers|is damaged"),
-        ("int8", ".weight_scale", lambda t: t[:16], "must be numbers .* and scales"),
+        ("int8", ".weight_scale", lambda t: t[:16], "32 outputs in blocks of 1 can't have 16 scales"),
     ],
 )
 def test_damage_is_named(way, ending, change, message, tmp_path):
