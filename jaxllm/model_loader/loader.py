@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxllm.config import KV_CACHE_DTYPES, EngineConfig, ModelConfig
+from jaxllm.exceptions import ConfigError
 from jaxllm.layers.quantization import declare_cache_scales, declare_quantized
 from jaxllm.layers.rope import for_context
 from jaxllm.logger import get_logger
@@ -20,6 +21,7 @@ from jaxllm.models.causal_lm import CausalLM, Family, ModelPart, model_parts
 from jaxllm.models.registry import FAMILIES
 from jaxllm.progress import progress_bar
 from sharding.partition import abstract_weight
+from sharding.split import UndividedError
 
 _logger = get_logger(__name__)
 
@@ -41,6 +43,7 @@ def load_model(
 
     Raises:
       ModelLoadError: A tensor is missing, left over, or of another shape than the config says.
+      ConfigError: Inputs that share a scale would be on several devices.
     """
     model = _settled(config)
     family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
@@ -115,11 +118,20 @@ def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, Any], Any]) -
     """Replaces the declarations that the part holds by make(name in the whole model, declaration).
 
     In the order of the names: numbers come before their scales.
+
+    Raises:
+      ConfigError: Inputs that share a scale would be on several devices.
     """
     graph_def, state = nnx.split(model)
     parameters = dict(nnx.to_flat_state(state))
     for path, name in _held(model, part, parameters):
-        parameters[path] = parameters[path].replace(make(name, parameters[path]))
+        try:
+            parameters[path] = parameters[path].replace(make(name, parameters[path]))
+        except UndividedError as error:
+            raise ConfigError(
+                f"{name} can't be shared between devices: {error}; set a smaller --tensor-parallel-size or "
+                "--quantization int8_wo"
+            ) from error
     return nnx.merge(graph_def, nnx.from_flat_state(parameters))
 
 
