@@ -13,13 +13,14 @@ from jaxllm.config import EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.model_loader.dummy_weights import dummy_weight
+from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
 from jaxllm.model_loader.quantized_checkpoint import QuantizedCheckpoint
 from jaxllm.model_loader.stored_numbers import StoredNumbers
 from jaxllm.models.causal_lm import Family
-from jaxllm.models.weight_map import Weight
-from jaxllm.quantization import SCALE_SUFFIX, SCHEMES, QuantizedWeight, Scheme, quantize
-from sharding.partition import abstract_weight, dealt_shape, pieces_of, put_weight, whole_again
+from jaxllm.models.weight_map import Weight, joined
+from jaxllm.quantization import SCALE_SUFFIX, SCHEMES, QuantizedWeight, Scheme, quantize, quantize_joined
+from sharding.partition import abstract_weight, dealt_shape, pieces_of, put, put_weight, whole_again
 
 _CACHE_SCALES = ".cache_scales"
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -50,7 +51,11 @@ def open_reader(config: EngineConfig, model: ModelConfig, family: Family) -> Wei
     """
     scheme_of = stated_schemes(config)
     if config.load_format == "dummy":
-        return TensorReader(lambda _, shape: dummy_weight(shape), scheme_of)
+        return TensorReader(
+            lambda _, shape: dummy_weight(shape),
+            lambda _, shape, scheme: quantize(dummy_weight(shape), scheme),
+            scheme_of,
+        )
     checkpoint = open_checkpoint(str(config.model_path), config.load_format)
     weights = weight_map(model, family)
     if isinstance(checkpoint, OrbaxCheckpoint):
@@ -60,17 +65,18 @@ def open_reader(config: EngineConfig, model: ModelConfig, family: Family) -> Wei
     def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
         return arrange(checkpoint, weights[name], stored_names, shape)
 
-    if not isinstance(checkpoint, QuantizedCheckpoint):
-        return TensorReader(read, scheme_of)
-    numbers = StoredNumbers(checkpoint, weights, stored_names)
+    def read_numbers(name: str, shape: tuple[int, ...], scheme: Scheme) -> QuantizedWeight:
+        return arrange_numbers(checkpoint, weights[name], stored_names, shape, scheme)
+
+    if not isinstance(checkpoint, QuantizedCheckpoint) or config.quantization is not None:
+        return TensorReader(read, read_numbers, scheme_of)
+    stored = StoredNumbers(checkpoint, weights, stored_names)
 
     def read_dequantized(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        numbers.tell_dequantized(name)
+        stored.tell_dequantized(name)
         return read(name, shape)
 
-    if config.quantization is not None:
-        return TensorReader(read_dequantized, scheme_of)
-    return TensorReader(read_dequantized, numbers.scheme_of, numbers.read)
+    return TensorReader(read_dequantized, stored.read, stored.scheme_of)
 
 
 def stated_schemes(config: EngineConfig) -> SchemeOf:
@@ -86,18 +92,17 @@ class TensorReader:
 
     Args:
       read: (name of the parameter, its shape) -> its value as floats.
+      read_numbers: (name, shape, scheme) -> its numbers.
       scheme_of: As WeightReader's.
-      read_numbers: (name, shape, scheme) -> its numbers; None makes them of floats.
     """
 
     def __init__(
         self,
         read: Callable[[str, tuple[int, ...]], np.ndarray],
+        read_numbers: Callable[[str, tuple[int, ...], Scheme], QuantizedWeight],
         scheme_of: SchemeOf,
-        read_numbers: Callable[[str, tuple[int, ...], Scheme], QuantizedWeight] | None = None,
     ) -> None:
-        self._read, self._scheme_of = read, scheme_of
-        self._read_numbers = read_numbers or (lambda name, shape, scheme: quantize(read(name, shape), scheme))
+        self._read, self._read_numbers, self._scheme_of = read, read_numbers, scheme_of
         self._scales: dict[str, np.ndarray] = {}  # they come with their numbers, and wait for their turn
 
     def scheme_of(self, name: str, num_inputs: int) -> Scheme | None:
@@ -106,14 +111,14 @@ class TensorReader:
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
+        if name.endswith(_CACHE_SCALES):
+            return _unmeasured_scales(parameter, mesh)
         return put_weight(self._value(name, parameter), mesh, parameter.get_metadata("logical_axes"))
 
     def _value(self, name: str, parameter: "nnx.Param[jax.Array]") -> np.ndarray:
         want, scheme = parameter.get_value(), parameter.get_metadata("scheme", None)
         if name in self._scales:
             return self._scales.pop(name)
-        if name.endswith(_CACHE_SCALES):
-            return _unmeasured_scales(parameter)
         if scheme is None:
             return self._read(name, want.shape).astype(want.dtype, copy=False)
         value, self._scales[name + SCALE_SUFFIX] = self._read_numbers(name, want.shape, scheme)
@@ -138,9 +143,9 @@ class OrbaxReader:
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
-        want, axes = parameter.get_value(), parameter.get_metadata("logical_axes")
         if name.endswith(_CACHE_SCALES):
-            return put_weight(_unmeasured_scales(parameter), mesh, axes)
+            return _unmeasured_scales(parameter, mesh)
+        want, axes = parameter.get_value(), parameter.get_metadata("logical_axes")
         pieces = self._check(name, parameter)
         if pieces == pieces_of(mesh, axes):
             target = abstract_weight(want.shape, want.dtype, mesh, axes)
@@ -201,9 +206,31 @@ def arrange(
     return value
 
 
-def _unmeasured_scales(parameter: "nnx.Param[jax.Array]") -> np.ndarray:
-    """Returns scales of the KV cache, which no checkpoint has: worker/kv_calibration.py measures them."""
-    return np.ones(parameter.get_value().shape, np.float32)
+def arrange_numbers(
+    checkpoint: Checkpoint, weight: Weight, stored_names: Mapping[str, str], shape: tuple[int, ...], scheme: Scheme
+) -> QuantizedWeight:
+    """As `arrange`, quantized. A GGUF file's matrices are floats a few rows at a time, where rows stay as they are.
+
+    Raises:
+      ModelLoadError: As `arrange`.
+    """
+    if weight.arrange is joined and isinstance(checkpoint, GGUFCheckpoint):
+        parts = [checkpoint.rows(stored_names[name]) for name in weight.names]
+        num_rows = sum(part.shape[0] for part in parts)
+        if all(part.shape == (part.shape[0], *shape[1:]) for part in parts) and num_rows == shape[0]:
+            return quantize_joined(parts, scheme)
+    return quantize(arrange(checkpoint, weight, stored_names, shape), scheme)
+
+
+def _unmeasured_scales(parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
+    """Returns scales of the KV cache, which no checkpoint has: worker/kv_calibration.py measures them.
+
+    Ones also for the zero heads that fill up: rows are divided by them.
+    """
+    declared = parameter.get_value()
+    target = abstract_weight(declared.shape, declared.dtype, mesh, parameter.get_metadata("logical_axes"))
+    ones: jax.Array = put(np.ones(target.shape, target.dtype), target.sharding)
+    return ones
 
 
 def _can_become(stored: str, wanted: str) -> bool:

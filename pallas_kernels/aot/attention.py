@@ -197,7 +197,7 @@ def _gpu_plan(shape: AttentionShape, layout: KVLayout) -> tuple[Work, dict[str, 
 
     heads, batch = shape.heads, shape.batch
     group, max_context = heads.num_heads // heads.num_kv_heads, shape.blocks_per_seq * shape.block_size
-    prefill = prefill_tiling(group, heads.head_dim)
+    prefill = prefill_tiling(group, heads.head_dim, is_float32=False)
     decode = decode_tiling(
         group, heads.head_dim, layout.dtype.itemsize, batch.num_seqs, heads.num_kv_heads, max_context
     )

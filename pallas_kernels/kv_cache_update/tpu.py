@@ -46,6 +46,8 @@ def list_writes(slots: jax.Array, block_size: int, rows: int) -> Writes:
     return Writes(jnp.sum(is_first, dtype=jnp.int32)[None], order, slots[order], num_rows[order])
 
 
+# Traced and lowered once for all layers that are alike.
+@functools.partial(jax.jit, static_argnames="interpret")
 def write_planes(cache: jax.Array, new: jax.Array, slots: jax.Array, *, interpret: Any = False) -> jax.Array:
     """Writes new: [T, planes, 128] into cache: [N, planes, P, 128], in place. See kv_cache_update about slots."""
     _, num_planes, block_size, _ = cache.shape

@@ -25,7 +25,11 @@ from pallas_kernels.paged_attention.tpu_config import (
 )
 from pallas_kernels.paged_attention.tpu_pipeline import Batch, Buffers, run
 
+_STATIC = ("scale", "sliding_window", "logit_soft_cap", "k_scale", "v_scale", "sizes", "interpret")
 
+
+# Traced and lowered once for all layers that are alike: half a second each.
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def paged_attention_tpu(
     q: jax.Array,  # [T, H, D]
     kv: jax.Array,  # [N, planes, P, 128]

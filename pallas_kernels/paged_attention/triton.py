@@ -27,6 +27,8 @@ from pallas_kernels.paged_attention.triton_tiling import Tiling, decode_tiling, 
 
 _FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 _E4M3_FACTOR = 256.0  # what _load leaves out
+# Each float32 as two numbers of TF32: on tensor cores, and off by some 1e-6. Without them float32 is many times slower.
+_THREE_PRODUCTS = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
 
 class _Options(NamedTuple):
@@ -37,6 +39,7 @@ class _Options(NamedTuple):
     window: int | None
     cap: float | None
     has_sinks: bool
+    precision: Any  # of products of float32, as lax.dot_general takes it
 
 
 def paged_attention_triton(
@@ -65,18 +68,25 @@ def paged_attention_triton(
     num_tokens, num_heads, head_dim = q.shape
     num_seqs, num_kv_heads = len(seq_lens), k_cache.shape[2]
     group = num_heads // num_kv_heads
-    factor = _E4M3_FACTOR if k_cache.dtype == jnp.float8_e4m3fn else 1.0
-    options = _Options(scale * k_scale * factor, v_scale * factor, sliding_window, logit_soft_cap, sinks is not None)
+    factor, is_float32 = _E4M3_FACTOR if k_cache.dtype == jnp.float8_e4m3fn else 1.0, q.dtype == jnp.float32
+    options = _Options(
+        scale=scale * k_scale * factor,
+        v_scale=v_scale * factor,
+        window=sliding_window,
+        cap=logit_soft_cap,
+        has_sinks=sinks is not None,
+        precision=lax.Precision.HIGHEST if interpret else _THREE_PRODUCTS,  # which no CPU has
+    )
     arrays = (block_tables, q, k_cache, v_cache, *([] if sinks is None else [sinks]))
     call = functools.partial(_attend, arrays=arrays, options=options, interpret=interpret)
     query_lens = query_start_loc[1:] - query_start_loc[:-1]
 
-    tiling = prefill_tiling(group, head_dim)
+    tiling = prefill_tiling(group, head_dim, is_float32=is_float32)
     tiles = _prefill_tiles(query_start_loc[:-1], query_lens, seq_lens, num_tokens, tiling.queries)
     (out,) = call(tiles, tiling=tiling)
-    tiling = decode_tiling(
-        group, head_dim, k_cache.dtype.itemsize, num_seqs, num_kv_heads, block_tables.shape[1] * k_cache.shape[1]
-    )
+    itemsize = 4 if is_float32 else k_cache.dtype.itemsize
+    max_context = block_tables.shape[1] * k_cache.shape[1]
+    tiling = decode_tiling(group, head_dim, itemsize, num_seqs, num_kv_heads, max_context)
     is_decode = query_lens == 1
     columns = jnp.arange(num_seqs), query_start_loc[:-1], is_decode, seq_lens - 1
     tiles = jnp.stack([column.astype(jnp.int32) for column in columns], axis=1)
@@ -185,12 +195,13 @@ def _kernel(*refs: Any, num_inputs: int, block_size: int, tiling: Tiling, option
         slot = _slots(tables_ref, seq, chunk * tiling.chunk, context, is_seen, block_size)
         mask = is_seen & (rows.lane < k_ref.shape[2])
         k, v = (_load(ref.at[slot, kv_head, rows.lane], mask, q.dtype) for ref in (k_ref, v_ref))
-        scores = scale_scores(_dot(q, k, 1), options.scale, options.cap)  # [R, C]
+        scores = scale_scores(_dot(q, k, 1, options.precision), options.scale, options.cap)  # [R, C]
         if not is_whole:
             context = chunk * tiling.chunk + lax.broadcasted_iota(jnp.int32, (1, tiling.chunk), 1)
             scores = jnp.where(is_visible(context, rows.position, options.window), scores, HIDDEN)
         flash = flash_step(scores, *state[:2])
-        return flash.maximum, flash.total, state[2] * flash.shrink + _dot(flash.weights.astype(v.dtype), v, 0)
+        weighted = _dot(flash.weights.astype(v.dtype), v, 0, options.precision)
+        return flash.maximum, flash.total, state[2] * flash.shrink + weighted
 
     start, stop = _chunks(begin, end, count, split, tiling)
     state = _start(refs[5] if options.has_sinks else None, rows, split, q.shape)
@@ -254,11 +265,14 @@ def _slots(
     return block * size + lax.rem(context, size)
 
 
-def _dot(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
-    """Multiplies along left's last axis and right's `axis`, summed in float32; exactly so if the inputs are float32."""
-    precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
+def _dot(left: jax.Array, right: jax.Array, axis: int, precision: Any) -> jax.Array:
+    """Multiplies along left's last axis and right's `axis`, summed in float32; with `precision` if both are float32."""
     return lax.dot_general(
-        left, right, (((1,), (axis,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
+        left,
+        right,
+        (((1,), (axis,)), ((), ())),
+        precision=precision if left.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
     )
 
 

@@ -10,6 +10,7 @@ _MAX_DECODE_ROWS = 64
 _DECODE_CHUNK_BYTES = 8192  # of keys; the values are as many
 # Of these the pipeliner takes two for the block ids, which are read first; what is left buffers keys and values twice.
 _NUM_STAGES = 5
+_MAX_ROW_BYTES = 512  # of keys, from which on chunks are shorter and programs have twice the registers
 _WANTED_PROGRAMS = 256  # enough to give every multiprocessor of the largest GPU two
 _MIN_SPLIT_CONTEXT = 256  # tokens; a shorter piece isn't worth joining
 _MAX_SPLITS = 32
@@ -36,7 +37,7 @@ def decode_tiling(
     Args:
       group: Query heads a KV head.
       head_dim: D.
-      itemsize: Bytes of a stored number.
+      itemsize: Bytes of a stored number; 4 where products are of float32.
       num_seqs: S, padding included.
       num_kv_heads: K.
       max_context: Tokens that a block table has room for.
@@ -44,17 +45,26 @@ def decode_tiling(
     rows = min(max(pow2_ceil(group), _MIN_ROWS), _MAX_DECODE_ROWS)
     heads = min(group, rows)
     head_tiles = -(-group // heads)
-    chunk = min(max(_DECODE_CHUNK_BYTES // (pow2_ceil(head_dim) * itemsize), 32), 128)
+    row_bytes = pow2_ceil(head_dim) * itemsize
+    chunk, num_warps = min(max(_DECODE_CHUNK_BYTES // row_bytes, 32), 128), 4
+    if row_bytes > _MAX_ROW_BYTES:
+        chunk, num_warps = 16, 8
     wanted = -(-_WANTED_PROGRAMS // (num_seqs * num_kv_heads * head_tiles))
     num_splits = max(min(wanted, max_context // _MIN_SPLIT_CONTEXT, _MAX_SPLITS), 1)
-    return Tiling(rows, heads, 1, head_tiles, chunk, num_splits, num_warps=4, num_stages=_NUM_STAGES)
+    return Tiling(rows, heads, 1, head_tiles, chunk, num_splits, num_warps, _NUM_STAGES)
 
 
-def prefill_tiling(group: int, head_dim: int) -> Tiling:
-    """Returns the sizes for several queries a sequence; arguments as for decode_tiling."""
-    rows, chunk = (128, 64) if head_dim <= 128 else (64, 32)
+def prefill_tiling(group: int, head_dim: int, *, is_float32: bool) -> Tiling:
+    """Returns the sizes for several queries a sequence; arguments as for decode_tiling.
+
+    A product of float32 is three, whose operands take twice as many registers and more: larger tiles would spill.
+    """
+    if is_float32:
+        rows, chunk, num_warps = (32, 32, 4) if head_dim <= 128 else (16, 16, 8)
+    else:
+        rows, chunk, num_warps = (128, 64, 8) if head_dim <= 128 else (64, 32, 8)
     heads = min(group, rows)
-    return Tiling(rows, heads, rows // heads, -(-group // heads), chunk, 1, num_warps=8, num_stages=_NUM_STAGES)
+    return Tiling(rows, heads, rows // heads, -(-group // heads), chunk, 1, num_warps, _NUM_STAGES)
 
 
 def pow2_ceil(number: int) -> int:

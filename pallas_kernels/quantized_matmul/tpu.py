@@ -30,6 +30,8 @@ class Tile(NamedTuple):
     inputs: int
 
 
+# Traced and lowered once for all layers that are alike.
+@functools.partial(jax.jit, static_argnames=("quantize_activations", "interpret"))
 def quantized_matmul_tpu(
     x: jax.Array,  # [T, I]
     weight: jax.Array,  # [O, I]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.paged_attention import triton
 from pallas_kernels.paged_attention.reference import paged_attention_reference
 from pallas_kernels.paged_attention.triton import paged_attention_triton
 from pallas_kernels.paged_attention.triton_tiling import decode_tiling, prefill_tiling
@@ -123,8 +124,43 @@ def test_a_wide_group_is_cut_into_tiles_of_heads():
 
 
 def test_a_tile_of_queries_leaves_rows_over_if_heads_do_not_divide_them():
-    tiling = prefill_tiling(3, 64)
+    tiling = prefill_tiling(3, 64, is_float32=False)
     assert (tiling.rows, tiling.heads, tiling.queries, tiling.head_tiles) == (128, 3, 42, 1)
+    tiling = prefill_tiling(3, 64, is_float32=True)
+    assert (tiling.rows, tiling.heads, tiling.queries, tiling.head_tiles) == (32, 3, 10, 1)
+
+
+def test_rows_of_many_bytes_take_shorter_chunks():
+    wide, narrow = (decode_tiling(2, 256, itemsize, 64, 8, 8192) for itemsize in (4, 2))
+    assert [(tiling.chunk, tiling.num_warps) for tiling in (wide, narrow)] == [(16, 8), (32, 4)]
+
+
+def _parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Splits float32 into two numbers of TF32, which has 10 bits behind the point."""
+
+    def rounded(x: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+        return jax.lax.bitcast_convert_type((bits + 0x1000) & ~0x1FFF, jnp.float32)
+
+    return rounded(x), rounded(x - rounded(x))
+
+
+def test_the_three_products_of_tensor_cores_are_as_exact_as_float32(monkeypatch):
+    """The interpreter makes float32 products as they are, a GPU makes them of parts without that of both small ones."""
+    product = triton._dot
+
+    def of_parts(left, right, axis, precision):
+        (high, low), (other_high, other_low) = _parts(left), _parts(right)
+        pairs = (low, other_high), (high, other_low), (high, other_high)
+        return sum(product(*pair, axis, precision) for pair in pairs)
+
+    monkeypatch.setattr(triton, "_dot", of_parts)
+    case = _CASES["window"]
+    batch = _make_batch(case, [(64, 64), (1, 300), (33, 1)], seed=3)
+    options = {"scale": case.head_dim**-0.5, **case.options}
+    out = jax.jit(lambda *arrays: paged_attention_triton(*arrays, interpret=True, **options))(*batch)
+    real = slice(batch.num_real)
+    np.testing.assert_allclose(out[real], _reference(*batch, **options)[real], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
