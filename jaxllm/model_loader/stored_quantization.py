@@ -60,17 +60,37 @@ def stored_format(config: Config) -> StoredFormat | None:
       UnsupportedModelError: It is one that isn't read.
       ModelLoadError: It is damaged.
     """
-    stored = next((config[name] for name in _NAMES if config.get(name) is not None), None)
+    stored = _stored(config)
     if stored is None:
         return None
-    if not isinstance(stored, dict):
-        raise ModelLoadError(f"the model's quantization_config must be an object, got {stored!r:.80}")
-    method = stored.get("quant_method")
-    if not isinstance(method, str) or method not in _METHODS:
+    method = stored_method(config)
+    if method not in _METHODS:
         raise UnsupportedModelError(f"quantization {method!r:.80} is not read; {', '.join(_METHODS)} are; {_WAY_OUT}")
     if config.get("architectures") == ["GPT2LMHeadModel"]:
         raise UnsupportedModelError(f"GPT2LMHeadModel is not read from quantized weights; {_WAY_OUT}")
     return _METHODS[method](stored)
+
+
+def stored_method(config: Config) -> str | None:
+    """Returns the name of the method by which a model's weights are quantized; None where they aren't.
+
+    Raises:
+      ModelLoadError: It is damaged.
+    """
+    stored = _stored(config)
+    if stored is None:
+        return None
+    method = stored.get("quant_method")
+    if not isinstance(method, str):
+        raise ModelLoadError(f"the model's quant_method must be a name, got {method!r:.80}")
+    return method
+
+
+def _stored(config: Config) -> Config | None:
+    stored = next((config[name] for name in _NAMES if config.get(name) is not None), None)
+    if stored is not None and not isinstance(stored, dict):
+        raise ModelLoadError(f"the model's quantization_config must be an object, got {stored!r:.80}")
+    return stored
 
 
 def _awq(stored: Config) -> StoredFormat:
@@ -180,3 +200,4 @@ _METHODS: dict[str, Callable[[Config], StoredFormat]] = {
     "gptq": _gptq,
     "mxfp4": _mxfp4,
 }
+METHODS = tuple(_METHODS)
