@@ -100,14 +100,18 @@ def _gptq(weight: np.ndarray, bits: int, is_symmetric: bool, zero_offset: int, i
     return Packed(tensors, _meaning(numbers, zeros, scales, group_of))
 
 
-def _packed(weight: np.ndarray, bits: int, is_symmetric: bool, is_grouped: bool) -> Packed:
+def _packed(weight: np.ndarray, bits: int, is_symmetric: bool, is_grouped: bool, is_shuffled: bool = False) -> Packed:
     group_of = _in_order(weight) if is_grouped else np.zeros(weight.shape[1], int)
+    if is_shuffled:
+        group_of = np.random.default_rng(weight.shape[1]).permutation(group_of)
     numbers, zeros, scales = _rounded(weight, group_of, bits, is_symmetric)
     tensors = {
         ".weight_packed": pack_rows(numbers, bits),
         ".weight_scale": scales.astype(ml_dtypes.bfloat16),
         ".weight_shape": np.array(weight.shape, np.int64),
     }
+    if is_shuffled:
+        tensors[".weight_g_idx"] = group_of.astype(np.int32)
     if not is_symmetric:
         tensors[".weight_zero_point"] = np.ascontiguousarray(pack_rows(zeros.T, bits).T)
     return Packed(tensors, _meaning(numbers, zeros, scales.astype(ml_dtypes.bfloat16), group_of))
@@ -130,7 +134,7 @@ def _fp8(weight: np.ndarray, scale_shape: str) -> Packed:
     return Packed(tensors, numbers.astype(np.float32) * scales)
 
 
-def _fp8_blocks(weight: np.ndarray) -> Packed:
+def _fp8_blocks(weight: np.ndarray, name: str) -> Packed:
     """A scale each 24 outputs of 16 inputs."""
     shape = (-(-weight.shape[0] // 24), -(-weight.shape[1] // GROUP_SIZE))
     scales, numbers = np.zeros(shape, np.float32), np.zeros(weight.shape, _FP8)
@@ -140,7 +144,7 @@ def _fp8_blocks(weight: np.ndarray) -> Packed:
         scales[i, j] = np.abs(weight[part]).max() / 448
         numbers[part] = (weight[part] / scales[i, j]).astype(_FP8)
         floats[part] = numbers[part].astype(np.float32) * scales[i, j]
-    return Packed({".weight": numbers, ".weight_scale_inv": scales}, floats)
+    return Packed({".weight": numbers, name: scales}, floats)
 
 
 def pack_mxfp4(experts: np.ndarray) -> Packed:
@@ -181,6 +185,10 @@ WAYS = {
         _compressed("pack-quantized", {**_GROUPED, "symmetric": False}),
         lambda weight: _packed(weight, 4, False, is_grouped=True),
     ),
+    "int4 act-order": Way(
+        _compressed("pack-quantized", {**_GROUPED, "symmetric": True, "actorder": "group"}),
+        lambda weight: _packed(weight, 4, True, is_grouped=True, is_shuffled=True),
+    ),
     "int8 packed": Way(
         _compressed("pack-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": True}),
         lambda weight: _packed(weight, 8, True, is_grouped=False),
@@ -201,7 +209,16 @@ WAYS = {
         {"quant_method": "fp8", "activation_scheme": "static"}, lambda weight: _fp8(weight, "tensor")
     ),
     "fp8 blocks": Way(
-        {"quant_method": "fp8", "weight_block_size": [24, GROUP_SIZE], "activation_scheme": "dynamic"}, _fp8_blocks
+        {"quant_method": "fp8", "weight_block_size": [24, GROUP_SIZE], "activation_scheme": "dynamic"},
+        lambda weight: _fp8_blocks(weight, ".weight_scale_inv"),
+    ),
+    "fp8 blocks, compressed": Way(
+        _compressed(
+            "float-quantized",
+            {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [24, GROUP_SIZE]},
+            _TOKENS,
+        ),
+        lambda weight: _fp8_blocks(weight, ".weight_scale"),
     ),
 }
 

@@ -27,12 +27,14 @@ _HELD = {
     "gptq of 8 bits, asymmetric": ("float32", 0, 0),
     "int4": ("int8", 2, 3),
     "int4, asymmetric": ("int8", 2, 3),
+    "int4 act-order": ("float32", 0, 0),
     "int8 packed": ("int8", 1, 1),
     "int8": ("int8", 1, 1),
     "int8, a scale each tensor": ("int8", 1, 1),
     "fp8": ("float8_e4m3fn", 1, 1),
     "fp8, a scale each tensor": ("float8_e4m3fn", 1, 1),
     "fp8 blocks": ("float8_e4m3fn", 2, 3),
+    "fp8 blocks, compressed": ("float8_e4m3fn", 2, 3),
 }
 
 
