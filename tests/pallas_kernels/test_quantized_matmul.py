@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
@@ -49,7 +49,11 @@ def _assert_agrees(backend, arguments, quantize_activations):
 
 
 @pytest.mark.parametrize("backend", _BACKENDS)
-@settings(max_examples=7)
+@settings(max_examples=4)
+@example(num_tokens=40, num_inputs=64, num_outputs=100, scheme=_SCHEMES[0], dtype=jnp.float32)
+@example(num_tokens=40, num_inputs=64, num_outputs=100, scheme=_SCHEMES[1], dtype=jnp.float32)
+@example(num_tokens=2, num_inputs=64, num_outputs=100, scheme=_SCHEMES[2], dtype=jnp.bfloat16)
+@example(num_tokens=40, num_inputs=576, num_outputs=100, scheme=_SCHEMES[3], dtype=jnp.float32)
 @given(
     num_tokens=st.sampled_from([1, 2, 17, 40, 140]),
     num_inputs=st.sampled_from([64, 576, 1024]),
@@ -85,6 +89,11 @@ def test_tiles_of_every_axis_on_tpu(monkeypatch):
 def test_inputs_shared_by_several_programs_on_triton(num_inputs):
     _assert_agrees("triton", _draw(3, num_inputs, 64, _SCHEMES[0], jnp.float32), True)
     _assert_agrees("triton", _draw(3, num_inputs, 64, _SCHEMES[3], jnp.float32), False)
+
+
+@pytest.mark.parametrize("backend", _BACKENDS)
+def test_groups_that_take_several_steps(backend):
+    _assert_agrees(backend, _draw(3, 576, 64, (jnp.int4, 192, False), jnp.float32), False)
 
 
 def test_a_chip_without_int8_products_gets_the_same_result(monkeypatch):
