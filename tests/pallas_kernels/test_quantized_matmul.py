@@ -119,6 +119,12 @@ def test_weights_by_hand():
     np.testing.assert_allclose(np.asarray(scales), [[1 / 7, 1.0], [2.0, 1.0]])
 
 
+def test_fp8_weights_by_hand():
+    values, scales = quantize_weight(jnp.array([[896.0, -448.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]]), jnp.float8_e4m3fn)
+    assert np.asarray(values, np.float32).tolist() == [[448, -224, 1, 0], [0, 0, 0, 0]]
+    assert np.asarray(scales).tolist() == [[2.0, 1.0]]
+
+
 def test_rows_by_hand():
     values, scales = quantize_rows(jnp.array([[127.0, -63.5, 1.0], [0.0, 0.0, 0.0]]))
     assert np.asarray(values).tolist() == [[127, -64, 1], [0, 0, 0]]
