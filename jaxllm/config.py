@@ -297,11 +297,6 @@ class EngineConfig:
             raise ConfigError(
                 f"quantization must be one of {', '.join(SCHEMES)}, got {self.quantization!r}; set --quantization"
             )
-        if KV_CACHE_DTYPES[self.cache.cache_dtype] == "int8" and self.parallel.world_size > 1:
-            raise ConfigError(
-                f"kv_cache_dtype int8 needs a replica of one device, got {self.parallel.world_size}; "
-                "set --kv-cache-dtype fp8"
-            )
 
     def of_replica(self, rank: int) -> "EngineConfig":
         """Returns the configuration of one data parallel replica."""

@@ -29,6 +29,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     max_tokens: int  # already clipped to max_model_len
     priority: int = 0
     cache_salt: str | None = None
+    bad_words_token_ids: list[list[int]] = []  # ways to write what must not be written
 
 
 class KVCacheInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -56,6 +57,8 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_computed_tokens: int
     seed: int
     sampling_params: SamplingParams
+    eos_token_ids: list[int] = []  # only where they matter to the draws: with min_tokens
+    bad_words_token_ids: list[list[int]] = []
 
 
 class CachedSequences(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -63,7 +66,7 @@ class CachedSequences(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seq_ids: list[int]
     new_token_ids: list[list[int]]  # appended since the worker last heard of this sequence
-    new_block_ids: list[list[int]]  # appended to the block table
+    new_block_ids: list[tuple[int, ...]]  # appended to the block table
     replaced_blocks: list[tuple[int, int, int]]  # (seq_id, index in its block table, block id), by copy-on-write
 
 

@@ -18,12 +18,14 @@ Imports no jax. Doesn't know which hardware multiplies what: worker/number_forma
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
+
+from jaxllm.model_loader.aligned import aligned_empty
 
 SCALE_SUFFIX = "_scale"
 _GROUP_SIZE = 128
@@ -99,6 +101,19 @@ SCHEMES = {
 }
 
 
+class Rows(Protocol):
+    """A matrix that may be read a few rows at a time."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[O, I]."""
+        ...
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Returns those rows as floats."""
+        ...
+
+
 class QuantizedWeight(NamedTuple):
     """Numbers and their scales."""
 
@@ -113,21 +128,38 @@ def quantize(weight: np.ndarray, scheme: Scheme) -> QuantizedWeight:
       weight: [O, I], or experts [E, I, O], in any float dtype.
       scheme: How; of_experts() for experts.
     """
+    if weight.ndim == 2:
+        return quantize_joined([weight], scheme)
     num_inputs = weight.shape[1]
     num_groups = scheme.num_groups(num_inputs)
     values = np.empty(weight.shape, scheme.dtype)
-    if weight.ndim == 3:
-        grouped = (num_groups, num_inputs // num_groups, weight.shape[2])
-        scales = np.empty((len(weight), num_groups, weight.shape[2]), np.float32)
-        for expert, matrix in enumerate(weight):
-            numbers, scale = _quantize(matrix.astype(np.float32).reshape(grouped), 1, scheme)
-            values[expert], scales[expert] = numbers.reshape(matrix.shape), scale[:, 0]
-        return QuantizedWeight(values, scales)
-    scales, rotation = np.empty((num_groups, len(weight)), np.float32), scheme.rotation(num_inputs)
-    for rows in _chunks(*weight.shape):
-        part = _rotated(weight[rows].astype(np.float32), rotation)
-        numbers, scale = _quantize(part.reshape(len(part), num_groups, -1), 2, scheme)
-        values[rows], scales[:, rows] = numbers.reshape(part.shape), scale[..., 0].T
+    grouped = (num_groups, num_inputs // num_groups, weight.shape[2])
+    scales = np.empty((len(weight), num_groups, weight.shape[2]), np.float32)
+    for expert, matrix in enumerate(weight):
+        numbers, scale = _quantize(matrix.astype(np.float32).reshape(grouped), 1, scheme)
+        values[expert], scales[expert] = numbers.reshape(matrix.shape), scale[:, 0]
+    return QuantizedWeight(values, scales)
+
+
+def quantize_joined(parts: Sequence[Rows], scheme: Scheme) -> QuantizedWeight:
+    """Quantizes the matrix [O, I] whose rows those of the parts are, a few at a time: never are all of them floats.
+
+    Args:
+      parts: [O', I] each.
+      scheme: How.
+    """
+    num_rows, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    num_groups, rotation = scheme.num_groups(num_inputs), scheme.rotation(num_inputs)
+    values = aligned_empty((num_rows, num_inputs), scheme.dtype)
+    scales = np.empty((num_groups, num_rows), np.float32)
+    first = 0
+    for part in parts:
+        for rows in _chunks(*part.shape):
+            floats = _rotated(part[rows].astype(np.float32), rotation)
+            numbers, scale = _quantize(floats.reshape(len(floats), num_groups, -1), 2, scheme)
+            there = slice(first + rows.start, first + rows.stop)
+            values[there], scales[:, there] = numbers.reshape(floats.shape), scale[..., 0].T
+        first += part.shape[0]
     return QuantizedWeight(values, scales)
 
 

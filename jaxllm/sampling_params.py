@@ -14,6 +14,10 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS_TOKENS = 1024
 MAX_LOGIT_BIAS = 100.0
+MAX_ALLOWED_TOKENS = 1024
+MAX_BAD_WORDS = 256
+MIN_REPETITION_PENALTY = 0.01  # within these, the divisor of a float32 logit stays far from 0 and infinity
+MAX_REPETITION_PENALTY = 100.0
 MAX_BEAM_WIDTH = 16  # the device reports twice as many candidates for each beam
 MAX_LENGTH_PENALTY = 10.0  # in either direction: lengths to this power stay far inside a float
 _GREEDY_BELOW = 1e-5  # temperatures below this mean "take the most likely token"
@@ -39,8 +43,18 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
       logprobs: Number of most likely tokens to report at each generated position, 0 to 20 (the sampled
         token is always among them); None reports nothing.
       prompt_logprobs: The same for each prompt position; the first has none.
+      min_tokens: Tokens to generate before an end-of-sequence or stop token may come or a stop string ends anything.
+      presence_penalty: Subtracted from the logits of tokens that have been generated, in [-2, 2].
+      frequency_penalty: The same, times how often they have been, in [-2, 2].
+      repetition_penalty: Divides positive logits of tokens of the prompt and of generated ones, and multiplies others,
+        in [0.01, 100]; 1 changes nothing.
       logit_bias: Token id -> what is added to that token's logit before it is drawn, in [-100, 100]; at most 1024
-        tokens. Reported log probabilities are those without it.
+        tokens.
+      allowed_token_ids: The only tokens that may come, 1 to 1024. Where min_tokens bans some of them, others must be
+        left.
+      bad_words: Texts that must not be generated, at most 256, each of 1 to 256 characters: a token that would complete
+        one isn't drawn. With allowed_token_ids they give way where nothing else is left.
+        Reported log probabilities are those of the raw logits, without any of these.
       detokenize: Whether to make text; False leaves `text` empty.
       skip_special_tokens: Whether special tokens are left out of the text.
       include_stop_str_in_output: Whether the stop string stays in the text.
@@ -67,7 +81,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_tokens: int | None = 16
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -119,7 +139,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
         self._validate_flags()
         self._validate_stops()
+        self._validate_penalties()
         self._validate_logit_bias()
+        self._validate_allowed_and_bad()
         self._validate_beams()
         if self.n > 1 and self.is_greedy and not self.use_beam_search:
             raise InvalidRequestError(
@@ -168,7 +190,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             ("top_k", self.top_k <= 0, "0 or -1 with use_beam_search"),
             ("min_p", self.min_p == 0, "0 with use_beam_search"),
             ("stop", not self.stop_strings, "None with use_beam_search (stop_token_ids may be given)"),
+            ("min_tokens", self.min_tokens == 0, "0 with use_beam_search"),
+            ("presence_penalty", self.presence_penalty == 0, "0 with use_beam_search"),
+            ("frequency_penalty", self.frequency_penalty == 0, "0 with use_beam_search"),
+            ("repetition_penalty", self.repetition_penalty == 1, "1 with use_beam_search"),
             ("logit_bias", not self.logit_bias, "None with use_beam_search"),
+            ("allowed_token_ids", self.allowed_token_ids is None, "None with use_beam_search"),
+            ("bad_words", not self.bad_words, "None with use_beam_search"),
         ]
 
     def _rules_without_beams(self) -> list[tuple[str, bool, str]]:
@@ -177,6 +205,41 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             ("length_penalty", self.length_penalty == 1, "1.0 without use_beam_search"),
             ("early_stopping", self.early_stopping is False, "False without use_beam_search"),
         ]
+
+    def _validate_penalties(self) -> None:
+        _check_int("min_tokens", self.min_tokens, 0, _INT32_MAX)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}", "min_tokens"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_float(name, getattr(self, name), lambda value: abs(value) <= 2, "in [-2, 2]")
+        _check_float(
+            "repetition_penalty",
+            self.repetition_penalty,
+            lambda value: MIN_REPETITION_PENALTY <= value <= MAX_REPETITION_PENALTY,
+            f"in [{MIN_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}]",
+        )
+
+    def _validate_allowed_and_bad(self) -> None:
+        ids = self.allowed_token_ids
+        if ids is not None:
+            if not isinstance(ids, (list, tuple)) or not 0 < len(ids) <= MAX_ALLOWED_TOKENS:
+                raise InvalidRequestError(
+                    f"allowed_token_ids must be a list of 1 to {MAX_ALLOWED_TOKENS} token ids", "allowed_token_ids"
+                )
+            for token_id in ids:
+                _check_int("allowed_token_ids", token_id, 0, _INT32_MAX)
+        words = [] if self.bad_words is None else self.bad_words
+        if not isinstance(words, (list, tuple)) or len(words) > MAX_BAD_WORDS:
+            raise InvalidRequestError(f"bad_words must be a list of at most {MAX_BAD_WORDS} strings", "bad_words")
+        for word in words:
+            if not isinstance(word, str) or not 0 < len(word) <= MAX_STOP_CHARS or not word.strip():
+                raise InvalidRequestError(
+                    f"each of bad_words must be a string of 1 to {MAX_STOP_CHARS} characters, not all of them blank, "
+                    f"got {word!r:.80}",
+                    "bad_words",
+                )
 
     def _validate_logit_bias(self) -> None:
         bias = {} if self.logit_bias is None else self.logit_bias

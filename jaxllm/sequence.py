@@ -30,15 +30,11 @@ class SequenceStatus(IntEnum):
     @property
     def finish_reason(self) -> str | None:
         """The reason as users read it, or None while the sequence lives."""
-        return _FINISH_REASONS.get(self)
+        return _FINISH_REASONS[self]
 
 
-_FINISH_REASONS = {
-    SequenceStatus.FINISHED_STOPPED: "stop",
-    SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
-    SequenceStatus.FINISHED_IGNORED: "length",
-    SequenceStatus.FINISHED_ABORTED: "abort",
-}
+_FINISH_REASONS = (None, None, None, "stop", "length", "length", "abort")  # in the order of the statuses
+_LAST_UNFINISHED = SequenceStatus.SWAPPED  # reached through its class, a member costs Python 3.11 more than the rest
 
 
 class Sequence:
@@ -113,7 +109,7 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        return self.status > SequenceStatus.SWAPPED
+        return self.status > _LAST_UNFINISHED
 
     def append_token_id(self, token_id: int) -> None:
         self._append_tokens_to_blocks((token_id,))
@@ -158,6 +154,7 @@ class SequenceGroup:
       seqs: By index. Only sequence 0 until the prompt is complete, then all n; in beam search the live beams, best
         first.
       hypotheses: The best beams that have ended, best first. Beam search only.
+      min_tokens: How many tokens each of its sequences generates before a token may end it.
       max_num_output_tokens: How many tokens each of its sequences may generate.
       first_scheduled_time_s: When its first token was scheduled, or None.
       num_cached_tokens: Prompt tokens that the prefix cache held when the request was first scheduled.
@@ -167,12 +164,14 @@ class SequenceGroup:
 
     __slots__ = (
         "request",
+        "request_id",
         "n",
         "is_beam_search",
         "seqs",
         "hypotheses",
         "eos_token_ids",
         "stop_token_ids",
+        "min_tokens",
         "max_num_output_tokens",
         "first_scheduled_time_s",
         "num_cached_tokens",
@@ -183,12 +182,14 @@ class SequenceGroup:
     def __init__(self, request: EngineCoreRequest, first: Sequence, max_model_len: int) -> None:
         params = request.sampling_params
         self.request = request
+        self.request_id = request.request_id
         self.n = params.n
         self.is_beam_search = params.use_beam_search
         self.seqs = [first]
         self.hypotheses: list[Hypothesis] = []
         self.eos_token_ids = frozenset(() if params.ignore_eos else request.eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.min_tokens = params.min_tokens
         self.max_num_output_tokens = min(request.max_tokens, max_model_len - len(request.prompt_token_ids))
         self.first_scheduled_time_s: float | None = None
         self.num_cached_tokens = 0
@@ -196,16 +197,15 @@ class SequenceGroup:
         self.queue_key = (0, 0.0, first.seq_id)
 
     @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    @property
     def is_forked(self) -> bool:
         return len(self.seqs) == self.n
 
     @property
     def is_finished(self) -> bool:
-        return not self.unfinished_seqs()
+        for seq in self.seqs:  # asked once a step, and nearly always answered by the first
+            if seq.status <= _LAST_UNFINISHED:
+                return False
+        return True
 
     @property
     def has_due_prompt_logprobs(self) -> bool:
@@ -218,7 +218,7 @@ class SequenceGroup:
         return [seq for seq in self.seqs if seq.status is status]
 
     def unfinished_seqs(self) -> list[Sequence]:
-        return [seq for seq in self.seqs if seq.status <= SequenceStatus.SWAPPED]
+        return [seq for seq in self.seqs if seq.status <= _LAST_UNFINISHED]
 
     def get_max_num_running_seqs(self) -> int:
         """Returns how many sequences may run at once: n until the prompt is forked, then those that live.

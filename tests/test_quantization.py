@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.quantization import SCHEMES, Scheme, dequantize, quantize
+from jaxllm.quantization import SCHEMES, Scheme, dequantize, quantize, quantize_joined
 
 _BY_OUTPUT = Scheme("test", "int8", None, True)
 _GROUPS_OF_2 = Scheme("test", "int4", 2, False)
@@ -67,6 +67,14 @@ def test_chunks_dont_show(monkeypatch):
     monkeypatch.setattr("jaxllm.quantization._CHUNK_ELEMENTS", 40)
     parts = quantize(weight, SCHEMES["int4_wo"])
     assert np.array_equal(whole.values, parts.values) and np.array_equal(whole.scales, parts.scales)
+
+
+def test_joined_parts_are_the_whole(monkeypatch):
+    weight = np.random.default_rng(0).standard_normal((9, 96)).astype(np.float32)
+    monkeypatch.setattr("jaxllm.quantization._CHUNK_ELEMENTS", 200)
+    for scheme in SCHEMES.values():
+        whole, parts = quantize(weight, scheme), quantize_joined([weight[:4], weight[4:5], weight[5:]], scheme)
+        assert np.array_equal(whole.values, parts.values) and np.array_equal(whole.scales, parts.scales)
 
 
 def test_rotated_inputs_by_hand():

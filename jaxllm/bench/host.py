@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from jaxllm.config import CacheConfig, SchedulerConfig
+from jaxllm.engine import garbage
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.entrypoints.arg_parser import ArgParser
 from jaxllm.exceptions import JaxllmError, exit_code
@@ -175,6 +176,7 @@ def measure(num_seqs: int, num_steps: int, clock_ns: Callable[[], int] = time.pe
     """Returns the medians of num_steps decode steps of num_seqs sequences."""
     loop = HostLoop(num_seqs, clock_ns)
     loop.run_to_decode()
+    garbage.settle()  # as the core's process does
     times = [loop.step()[1] for _ in range(num_steps)]
     schedule, prepare, update, output = (statistics.median(column) / 1000 for column in zip(*times, strict=True))
     total = statistics.median(sum(row[:3]) for row in times) / 1000

@@ -21,7 +21,7 @@ from jaxllm.exceptions import ConfigError, JaxllmError
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 _DEFAULT_NUM_TOKENS = 4000
-_TEXT_LEN = 500
+_TEXT_LEN = 2000  # long enough for what only long texts show
 _MEASURE = ("jaxllm.worker.quality", "measure_quality")
 
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     except (JaxllmError, OSError, UnicodeDecodeError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2
-    sys.stdout.write(_to_text(quality, args) + "\n")
+    sys.stdout.write((_to_json(quality, args) if args.json else to_text(quality)) + "\n")
     return 0
 
 
@@ -63,10 +63,8 @@ def _run(args: argparse.Namespace) -> Any:
     return vars(importlib.import_module(module))[function](config, texts, num_given)
 
 
-def _to_text(quality: Any, args: argparse.Namespace) -> str:
-    if args.json:
-        chosen = {"model": args.model, "quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
-        return json.dumps({**chosen, **dataclasses.asdict(quality)})
+def to_text(quality: Any) -> str:
+    """Returns the lines for one Quality."""
     change = quality.perplexity / quality.reference_perplexity - 1
     return "\n".join(
         (
@@ -77,6 +75,11 @@ def _to_text(quality: Any, args: argparse.Namespace) -> str:
             f"({quality.weight_bytes / quality.bfloat16_bytes:.1%} of it), in float32 {quality.float32_bytes}",
         )
     )
+
+
+def _to_json(quality: Any, args: argparse.Namespace) -> str:
+    chosen = {"model": args.model, "quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
+    return json.dumps({**chosen, **dataclasses.asdict(quality)})
 
 
 def _make_parser() -> ArgParser:

@@ -16,6 +16,7 @@ from jaxllm.engine.data_parallel_link import connect_core
 from jaxllm.engine.engine_start import EngineStart, StartedEngine
 from jaxllm.engine.front_end import FrontEnd, load_front_end
 from jaxllm.engine.input_processor import InputProcessor, Prompt
+from jaxllm.engine.pulse import HOPELESS_S, STALLED_S
 from jaxllm.engine.request_router import RequestRouter
 from jaxllm.engine.stats import StatsCollector, total_stats
 from jaxllm.engine_args import EngineArgs
@@ -32,10 +33,11 @@ _NUM_THREADS = 2
 
 
 class EngineStatus(NamedTuple):
-    phase: Literal["loading", "ready", "draining", "dead"]
+    phase: Literal["loading", "ready", "stalled", "draining", "dead"]
     percent: float | None  # of what `detail` names; only while loading
     eta_s: float | None
     detail: str
+    is_hopeless: bool = False  # it lives, but has stood still for so long that only a restart would help
 
 
 class AsyncLLMEngine:
@@ -101,7 +103,10 @@ class AsyncLLMEngine:
         return 0 if self._router is None else len(self._router)
 
     def status(self) -> EngineStatus:
-        """Says where the engine stands. Never waits; any thread may ask."""
+        """Says where the engine stands. Never waits; any thread may ask.
+
+        A stalled engine gives no sign of life. It is ready again as soon as it does; requests wait until then.
+        """
         error = self.dead_error
         if error is not None:
             return EngineStatus("dead", None, None, str(error))
@@ -109,6 +114,9 @@ class AsyncLLMEngine:
             return EngineStatus("dead", None, None, "the engine was shut down")
         if self._is_draining:
             return EngineStatus("draining", None, None, f"{self.num_unfinished_requests} requests are being finished")
+        silent_s = self._start.silent_s
+        if silent_s >= STALLED_S:
+            return EngineStatus("stalled", None, None, f"no sign of life for {silent_s:g} s", silent_s >= HOPELESS_S)
         if self._start.result.done():
             return EngineStatus("ready", None, None, "")
         progress = self._start.progress

@@ -21,6 +21,7 @@ from jaxllm.engine.core_messages import (
     FinishSequence,
     FromCore,
     LoadProgress,
+    Pulse,
     Ready,
     UtilityCall,
     UtilityMethod,
@@ -56,7 +57,13 @@ class AsyncMPClient:
         self._has_outputs = asyncio.Event()
         self._calls: dict[int, asyncio.Future[UtilityValue]] = {}
         self._call_ids = itertools.count()
+        self._silent_s: dict[int, float] = {}  # of each engine core
         self._link = connect(config, self._receive)
+
+    @property
+    def silent_s(self) -> float:
+        """For how many seconds an engine core has stood still, though there is work; 0 while none does."""
+        return max(self._silent_s.values(), default=0.0)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request. If the core refuses it, that comes as an output."""
@@ -126,6 +133,9 @@ class AsyncMPClient:
 
     def _receive(self, message: FromCore) -> None:
         """Takes a message on the link's thread."""
+        if isinstance(message, Pulse):
+            self._silent_s = {**self._silent_s, message.engine_index: message.silent_s}
+            return
         if isinstance(message, EngineFailed):
             self.error = from_name(message.error, message.message)
             self._give_up_s = time.monotonic() + _LAST_OUTPUTS_S

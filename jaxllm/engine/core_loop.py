@@ -17,6 +17,7 @@ from jaxllm.engine.core_messages import (
     UtilityValue,
 )
 from jaxllm.engine.engine_core import EngineCore
+from jaxllm.engine.pulse import LoopState
 from jaxllm.exceptions import EngineDeadError, InvalidRequestError
 from jaxllm.logger import get_logger
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RefusedRequest
@@ -40,12 +41,24 @@ class EngineCoreLoop:
       engine_core: Used by nobody else.
       inbox: What to do. A RefusedRequest is one that couldn't even be read; it is passed on.
       send: Takes the news, in order. Must not block.
+
+    Attributes:
+      num_turns: Counts up with every step and every message.
     """
 
     def __init__(self, engine_core: EngineCore, inbox: Inbox, send: Callable[[FromCore], None]) -> None:
         self._engine_core = engine_core
         self._inbox = inbox
         self._send = send
+        self.num_turns = 0
+        self._is_waiting = False
+
+    @property
+    def state(self) -> LoopState:
+        """What the loop does at this moment. Any thread may ask."""
+        if self._is_waiting:
+            return "waiting"
+        return "on device" if self._engine_core.is_on_device else "working"
 
     def run(self) -> None:
         """Steps while there is work, sleeps while there is none. Returns after a ShutDown.
@@ -56,6 +69,7 @@ class EngineCoreLoop:
         while self._take_messages():
             if self._engine_core.has_unfinished_requests():
                 self._send(self._engine_core.step())
+                self.num_turns += 1
 
     def _take_messages(self) -> bool:
         """Handles all that waits; if there is nothing else to do, waits for it. Returns False on ShutDown."""
@@ -63,7 +77,10 @@ class EngineCoreLoop:
         refused: list[RefusedRequest] = []
         is_news = False
         while is_idle and not is_news or not self._inbox.empty():
+            self._is_waiting = True
             message = self._inbox.get()
+            self._is_waiting = False
+            self.num_turns += 1
             if isinstance(message, ShutDown):
                 return False
             is_news = True

@@ -71,6 +71,13 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ready")
     engine_index: int = 0
 
 
+class Pulse(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="pulse"):
+    """A core's sign of life, every second from Ready on; where it gives none, its link sends one in its place."""
+
+    silent_s: float  # for how long it has stood still, though there is work
+    engine_index: int = 0
+
+
 class UtilityResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="result"):
     call_id: int
     value: UtilityValue
@@ -90,4 +97,4 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 ToReplica = AddRequest | AbortRequests | FinishSequence | UtilityCall
 ToCore = StartEngine | ToReplica | ShutDown
-FromCore = Hello | LoadProgress | Ready | EngineCoreOutputs | UtilityResult | EngineFailed
+FromCore = Hello | LoadProgress | Ready | Pulse | EngineCoreOutputs | UtilityResult | EngineFailed

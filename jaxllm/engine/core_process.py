@@ -7,13 +7,14 @@
                                  <─ LoadProgress ─
                                  <─ Ready ───────
                                  ── AddRequest ... ShutDown ─>
-                                 <─ EngineCoreOutputs ... EngineFailed ─
+                                 <─ EngineCoreOutputs, a Pulse every second ... EngineFailed ─
 
 Both sockets are ipc:// in a fresh directory that only this user can enter. Once both ends are connected nobody needs
 the files any more, so they are removed at once: whatever is killed later leaves none.
 
 Death shows in both directions. The child holds the writing end of a pipe that we read (the sentinel), and reads its
-standard input, whose writing end we hold: when a process dies, the kernel closes its ends.
+standard input, whose writing end we hold: when a process dies, the kernel closes its ends. A child that lives, but is
+frozen, sends no pulse: then we say so in its place, and ask it for its stacks in case it can still tell.
 """
 
 import contextlib
@@ -31,9 +32,11 @@ from pathlib import Path
 import zmq
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.core_messages import EngineFailed, FromCore, Hello, Ready, ShutDown, StartEngine, ToCore
+from jaxllm.engine.core_messages import EngineFailed, FromCore, Hello, Pulse, Ready, ShutDown, StartEngine, ToCore
+from jaxllm.engine.pulse import LOOK_S, STACKS_SIGNAL, STALLED_S, SilenceWatch
 from jaxllm.engine.serialization import DecodeError, MessageDecoder, MessageEncoder
 from jaxllm.exceptions import EngineDeadError
+from jaxllm.executor.heartbeat import cpu_ticks
 from jaxllm.logger import get_logger
 
 _logger = get_logger(__name__)
@@ -66,6 +69,7 @@ class CoreProcess:
         self._is_shutting_down = False
         self._is_ready = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._silence = SilenceWatch(lambda: cpu_ticks(self.pid))
         self._start_error: Exception | None = None
         self._has_started = threading.Event()
         # The parent-death signal comes when the *thread* that spawned ends: so that one watches to the end.
@@ -144,7 +148,10 @@ class CoreProcess:
         poller.register(output, zmq.POLLIN)
         poller.register(sentinel, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(int(LOOK_S * 1000) if self._is_ready else None))
+            if not ready:
+                self._tell_silence()
+                continue
             if output not in ready and not output.poll(_LAST_WORDS_MS):
                 return None
             try:
@@ -161,7 +168,17 @@ class CoreProcess:
                 self.send(StartEngine(self._config))
                 continue
             self._is_ready = self._is_ready or isinstance(message, Ready)
+            self._silence.heard()
             self._on_message(message)
+
+    def _tell_silence(self) -> None:
+        """Says for how long the child has been silent, which doesn't say anything itself."""
+        silent_s = self._silence.look()
+        self._on_message(Pulse(silent_s))
+        if silent_s == STALLED_S:
+            _logger.error("the engine process (%d) stands still: no sign of life for %g s", self.pid, silent_s)
+            assert self._process is not None
+            self._process.send_signal(STACKS_SIGNAL)
 
     def _has_connected(self, sentinel: int) -> bool:
         """Waits until the child has connected to our input socket too: without its file it no longer could.

@@ -3,6 +3,7 @@
 Knows queues; whether another process is at their other end is the caller's business.
 """
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -23,8 +24,10 @@ from jaxllm.engine.core_messages import (
     ToCore,
 )
 from jaxllm.engine.engine_core import EngineCore
+from jaxllm.engine.pulse import LoopWatch, PulseThread
 from jaxllm.exceptions import EngineDeadError, JaxllmError
 from jaxllm.executor.executor import make_executor
+from jaxllm.executor.heartbeat import cpu_ticks
 from jaxllm.logger import get_logger
 from jaxllm.messages import RefusedRequest
 from jaxllm.progress import reporting_to
@@ -40,7 +43,9 @@ def run_core(config: EngineConfig, inbox: Inbox, send: Callable[[FromCore], None
             core = EngineCore(config, executor)
         executor.register_failure_callback(lambda reason: inbox.put(WorkersFailed(reason)))
         send(Ready([core.kv_cache_info]))
-        EngineCoreLoop(core, inbox, send).run()
+        loop = EngineCoreLoop(core, inbox, send)
+        with PulseThread(LoopWatch(loop, lambda: cpu_ticks(os.getpid())), send):
+            loop.run()
         core.shutdown()  # where it has failed, the end of the process frees the device
     except JaxllmError as error:
         return EngineFailed(type(error).__name__, str(error))

@@ -23,6 +23,7 @@ from jaxllm.engine.core_messages import (
     FromCore,
     Hello,
     LoadProgress,
+    Pulse,
     Ready,
     ShutDown,
     StartEngine,
@@ -143,6 +144,8 @@ class DataParallelLink:
             match message:
                 case EngineCoreOutputs():
                     self._ready_balancer().update(message)
+                    self._on_message(message)
+                case Pulse():
                     self._on_message(message)
                 case UtilityResult():
                     self._collect(message)

@@ -27,12 +27,16 @@ class EngineCore:
       config: The engine's configuration.
       executor: Initialized here, shut down by shutdown().
       clock: Seconds of a monotonic clock.
+
+    Attributes:
+      is_on_device: Whether a step's results are being waited for.
     """
 
     def __init__(self, config: EngineConfig, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
         self._executor = executor
         self._clock = clock
         self._is_debug = envs.is_debug()
+        self.is_on_device = False
         self.kv_cache_info = executor.initialize()
         self.scheduler = Scheduler(config.scheduler, config.cache, self.kv_cache_info)
 
@@ -72,7 +76,9 @@ class EngineCore:
         """
         start_s = self._clock()
         scheduler_output = self.scheduler.schedule(start_s)
+        self.is_on_device = True
         runner_output = self._executor.execute_model(scheduler_output)
+        self.is_on_device = False
         outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
         info = _step_info(scheduler_output, runner_output, self._clock() - start_s)
         outputs = msgspec.structs.replace(outputs, step=info)

@@ -8,7 +8,7 @@ Exit codes are those of exceptions.py.
 """
 
 import ctypes
-import gc
+import faulthandler
 import logging
 import os
 import queue
@@ -22,9 +22,11 @@ import msgspec
 import zmq
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine import garbage
 from jaxllm.engine.core_loop import Inbox, WorkersFailed
 from jaxllm.engine.core_messages import EngineFailed, FromCore, Hello, Ready, ShutDown, StartEngine, ToCore
 from jaxllm.engine.core_runner import ReplicaThreads, run_core
+from jaxllm.engine.pulse import STACKS_SIGNAL
 from jaxllm.engine.serialization import DecodeError, Frame, MessageDecoder, MessageEncoder
 from jaxllm.exceptions import EXIT_ENGINE_DIED, EXIT_OK, exit_code, from_name
 from jaxllm.logger import get_logger
@@ -44,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
     # Whoever signals a whole group of processes means the front end, which may want to drain first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(STACKS_SIGNAL)
     threading.Thread(target=_die_with_parent, args=(folder,), name="parent-watcher", daemon=True).start()
     inbox: Inbox = queue.SimpleQueue()
     outbox: queue.SimpleQueue[FromCore | None] = queue.SimpleQueue()
@@ -52,9 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
     def send(message: FromCore) -> None:
         if isinstance(message, Ready):
-            # What is alive now lives as long as we do: the collector need not look at it at every full collection.
-            gc.collect()
-            gc.freeze()
+            garbage.settle()
         outbox.put(message)
 
     send(Hello(os.getpid()))

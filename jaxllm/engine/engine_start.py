@@ -56,6 +56,11 @@ class EngineStart:
             return None
         return self._error or (self._client.error if self._client is not None else None)
 
+    @property
+    def silent_s(self) -> float:
+        """For how many seconds the core has stood still, though there is work; 0 while it doesn't."""
+        return 0.0 if self._client is None else self._client.silent_s
+
     def fail(self, error: JaxllmError) -> None:
         """Takes note that the front end has failed."""
         self._error = error

@@ -9,9 +9,7 @@ from jaxllm.logger import get_logger
 from jaxllm.model_loader.checkpoint import OpenedModel, open_model
 from jaxllm.model_loader.generation_config import sampling_defaults
 from jaxllm.model_loader.hf_config import token_ids
-from jaxllm.model_loader.model_folder import TOKENIZER_NAMES
-from jaxllm.tokenizer.dummy_tokenizer import DummyTokenizer
-from jaxllm.tokenizer.loader import open_tokenizer
+from jaxllm.tokenizer.loader import open_tokenizer_of
 from jaxllm.tokenizer.tokenizer import Tokenizer
 
 _logger = get_logger(__name__)
@@ -33,16 +31,9 @@ def load_front_end(args: EngineArgs) -> FrontEnd:
     envs.check_names()
     checkpoint = open_model(args.model, args.load_format)
     config = args.create_engine_config(checkpoint)
-    tokenizer = _open_tokenizer(checkpoint, config)
+    tokenizer = open_tokenizer_of(checkpoint, config)
     _log_defaults(config)
     return FrontEnd(config, tokenizer, _eos_token_ids(config, tokenizer, checkpoint))
-
-
-def _open_tokenizer(checkpoint: OpenedModel, config: EngineConfig) -> Tokenizer:
-    is_made_up = config.load_format == "dummy" and checkpoint.path.is_dir()
-    if is_made_up and not any((checkpoint.path / name).exists() for name in TOKENIZER_NAMES):
-        return DummyTokenizer(config.model.vocab_size)
-    return open_tokenizer(checkpoint)
 
 
 def _log_defaults(config: EngineConfig) -> None:
@@ -53,9 +44,6 @@ def _log_defaults(config: EngineConfig) -> None:
             "sampling parameters that requests leave out are the model's own: %s; --generation-config vllm takes ours",
             ", ".join(f"{name}={value}" for name, value in defaults.items()),
         )
-    penalty = config.generation_config.get("repetition_penalty")
-    if penalty not in (None, 1, 1.0):
-        _logger.warning("the model's generation config asks for repetition_penalty=%r, which isn't applied", penalty)
 
 
 def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer, checkpoint: OpenedModel) -> list[int]:

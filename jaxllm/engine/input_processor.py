@@ -93,6 +93,7 @@ class InputProcessor:
             _check_text("stop", stop)
         self._check_token_ids("stop_token_ids", params.stop_token_ids or ())
         self._check_token_ids("logit_bias", params.logit_bias or ())
+        self._check_allowed(params)
         text, ids, cache_salt = _split_prompt(prompt)
         token_ids = self._tokenize(text, ids)
         core_request = EngineCoreRequest(
@@ -105,6 +106,7 @@ class InputProcessor:
             max_tokens=self._clipped_max_tokens(params, len(token_ids)),
             priority=priority,
             cache_salt=cache_salt,
+            bad_words_token_ids=self._bad_words_token_ids(params.bad_words or ()),
         )
         self._admission.check(core_request)
         return ProcessedRequest(core_request, text)
@@ -163,6 +165,27 @@ class InputProcessor:
                 raise InvalidRequestError(
                     f"{name} must hold token ids in [0, {self._vocab_size}), got {token_id}", name
                 )
+
+    def _check_allowed(self, params: SamplingParams) -> None:
+        if params.allowed_token_ids is None:
+            return
+        self._check_token_ids("allowed_token_ids", params.allowed_token_ids)
+        ending = {*self._eos_token_ids, *(params.stop_token_ids or ())}
+        if params.min_tokens and ending.issuperset(params.allowed_token_ids):
+            raise InvalidRequestError(
+                "allowed_token_ids must hold a token that ends nothing, as min_tokens bans the others at first; "
+                "add one, or set min_tokens to 0",
+                "allowed_token_ids",
+            )
+
+    def _bad_words_token_ids(self, words: Iterable[str]) -> list[list[int]]:
+        """Returns how each word is written at the beginning of a text and after a space."""
+        found = []
+        for word in words:
+            _check_text("bad_words", word)
+            for text in (word.lstrip(), " " + word.lstrip()):
+                found.append(self._tokenizer.encode(text, add_special_tokens=False))
+        return [ids for place, ids in enumerate(found) if ids and ids not in found[:place]]
 
     def _clipped_max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
         room = self._max_model_len - num_prompt_tokens

@@ -291,6 +291,6 @@ def _new_sequence(
     text = None
     if params.detokenize:
         detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
-        text = SequenceText(detokenizer, params.stop_strings, params.include_stop_str_in_output)
+        text = SequenceText(detokenizer, params.stop_strings, params.include_stop_str_in_output, params.min_tokens)
     tail = request.prompt_token_ids[-4:]
     return _SequenceState(output, text, logprobs, tail, params.include_stop_str_in_output)

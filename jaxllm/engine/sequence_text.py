@@ -34,12 +34,22 @@ def find_stop(text: str, num_new_chars: int, stops: Sequence[str]) -> StopMatch 
 
 
 class SequenceText:
-    """Grows a text token by token until it is finished or a stop string is complete."""
+    """Grows a text token by token until it is finished or a stop string is complete.
 
-    __slots__ = ("_detokenizer", "_stops", "_keeps_stop", "_num_held_chars", "_text", "_is_finished")
+    Args:
+      detokenizer: Turns tokens into text.
+      stops: The stop strings.
+      include_stop_str_in_output: Whether the one that is found stays.
+      min_tokens: Stop strings that end within the text of this many tokens are none.
+    """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], include_stop_str_in_output: bool) -> None:
+    __slots__ = ("_detokenizer", "_stops", "_keeps_stop", "_num_unsearched", "_num_held_chars", "_text", "_is_finished")
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: Sequence[str], include_stop_str_in_output: bool, min_tokens: int = 0
+    ) -> None:
         self._detokenizer = detokenizer
+        self._num_unsearched = min_tokens  # tokens still to come whose text isn't searched
         self._stops = stops
         self._keeps_stop = include_stop_str_in_output
         # The beginning of a stop string must not be shown: what has been shown can't be taken back.
@@ -50,7 +60,10 @@ class SequenceText:
 
     def append(self, token_id: int) -> str | None:
         """Takes the next token. Returns the stop string that it completed, if any: the text ends there."""
-        return self._extend(self._detokenizer.append(token_id))
+        stop = self._extend(self._detokenizer.append(token_id))
+        if self._num_unsearched:
+            self._num_unsearched -= 1
+        return stop
 
     def finish(self) -> str | None:
         """Takes the end of the sequence: held text is released. Returns a stop string as `append` does."""
@@ -69,7 +82,8 @@ class SequenceText:
         if not new_text:
             return None
         self._text += new_text
-        match = find_stop(self._text, len(new_text), self._stops) if self._stops else None
+        is_searched = self._stops and not self._num_unsearched
+        match = find_stop(self._text, len(new_text), self._stops) if is_searched else None
         if match is None:
             return None
         self._text = self._text[: match.end if self._keeps_stop else match.start]

@@ -6,13 +6,14 @@ import weakref
 from collections import deque
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.core_link import Connect
+from jaxllm.engine.core_link import Connect, OnMessage
 from jaxllm.engine.core_messages import (
     AbortRequests,
     AddRequest,
     EngineFailed,
     FinishSequence,
     FromCore,
+    Pulse,
     Ready,
     UtilityCall,
     UtilityMethod,
@@ -42,7 +43,7 @@ class SyncMPClient(EngineCoreClient):
         self._outputs: deque[EngineCoreOutputs] = deque()  # came while a call waited for its result
         self._call_ids = itertools.count()
         self._error: JaxllmError | None = None
-        self._link = connect(config, self._inbox.put)
+        self._link = connect(config, _without_pulses(self._inbox))
         self._finalizer = weakref.finalize(self, self._link.shutdown)
         try:
             self.kv_cache_infos = self._wait_ready().kv_cache_infos
@@ -106,3 +107,16 @@ class SyncMPClient(EngineCoreClient):
             self._error = from_name(message.error, message.message)
             raise self._error
         raise EngineDeadError(str(self._error))
+
+
+def _without_pulses(inbox: "queue.SimpleQueue[FromCore]") -> OnMessage:
+    """Returns what takes messages to the inbox, and knows no client: a link must not keep its client alive.
+
+    Nobody asks this client whether the core stands still, and the log tells.
+    """
+
+    def receive(message: FromCore) -> None:
+        if not isinstance(message, Pulse):
+            inbox.put(message)
+
+    return receive

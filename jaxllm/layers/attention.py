@@ -69,9 +69,15 @@ class Attention(nnx.Module):
 
     def scale_cache(self) -> None:
         """Declares what keys and values are divided by on their way into the cache: one number a head and dimension."""
-        shape, axes = (2, self.num_kv_heads, self.head_dim), (None, "kv_heads", None)
-        self.cache_scales = nnx.data(parameter(shape, axes, jnp.dtype(jnp.float32)))
+        heads = SplitAxis("kv_heads", (KVHeads(self.num_heads, self.num_kv_heads, 1),))
+        shape = (2, self.num_kv_heads, self.head_dim)
+        self.cache_scales = nnx.data(parameter(shape, (None, heads, None), jnp.dtype(jnp.float32)))
         self.has_cache_scales = True
+
+    def reach(self, cached: tuple[jax.Array, ...]) -> jax.Array:
+        """Returns the largest magnitudes that cached keys and values [..., K, D] have at any position: [2, K, D]."""
+        keys, values = cached
+        return jnp.stack([largest_of(keys if self.rope is None else self.rope.reach(keys)), largest_of(values)])
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """Maps x: [T, M] to [T, M], and the cache to the cache with this step's tokens in it."""
@@ -102,6 +108,11 @@ class Attention(nnx.Module):
         if self.has_cache_scales:
             attended = scaled_heads(attended, v_scales)
         return self.out(attended.reshape(num_tokens, -1).astype(x.dtype)), cache
+
+
+def largest_of(rows: jax.Array) -> jax.Array:
+    """Returns the largest magnitudes [K, D] of rows: [..., K, D]."""
+    return jnp.max(jnp.abs(rows), axis=tuple(range(rows.ndim - 2)))
 
 
 def scaled_heads(x: jax.Array, scales: jax.Array) -> jax.Array:

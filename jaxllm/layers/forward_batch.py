@@ -46,18 +46,26 @@ class ForwardBatch:
     query_start_loc: BatchArray
 
 
-class LogitBias(NamedTuple):
-    """What is added to single logits of a step, flat and without padding (numpy).
+class LogitEdits(NamedTuple):
+    """What becomes of single logits before they are drawn from, flat; no (row, token) stands here twice.
+
+    (logit + bias), divided by its divisor if positive, else multiplied; then less its penalty.
 
     Attributes:
-      rows: [C] int32, index of the draw.
+      rows: [C] int32, index of the draw. Padding has a row past the last one.
       token_ids: [C] int32.
-      values: [C] float32.
+      biases: [C] float32; -inf bans a token.
+      divisors: [C] float32.
+      penalties: [C] float32.
+      is_restricted: [R] bool, draws that may give none but the tokens listed here.
     """
 
     rows: BatchArray
     token_ids: BatchArray
-    values: BatchArray
+    biases: BatchArray
+    divisors: BatchArray
+    penalties: BatchArray
+    is_restricted: BatchArray
 
 
 @jax.tree_util.register_dataclass

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.layers.attention import LayerCache, scaled_heads
+from jaxllm.layers.attention import LayerCache, largest_of, scaled_heads
 from jaxllm.layers.forward_batch import ForwardBatch
 from jaxllm.layers.linear import Linear
 from jaxllm.layers.norm import RMSNorm
@@ -90,6 +90,11 @@ class LatentAttention(nnx.Module):
         shape = (1, 1, self.sizes.latent + self.sizes.rotated)
         self.cache_scales = nnx.data(parameter(shape, (None, None, None), jnp.dtype(jnp.float32)))
         self.has_cache_scales = True
+
+    def reach(self, cached: tuple[jax.Array, ...]) -> jax.Array:
+        """Returns the largest magnitudes that cached rows [..., 1, D] can have at any position: [1, 1, D]."""
+        latent, key = jnp.split(cached[0], (self.sizes.latent,), axis=-1)
+        return largest_of(jnp.concatenate([latent, self.rope.reach(key)], axis=-1))[None]
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """Maps x: [T, M] to [T, M], and the cache to the cache with this step's latent vectors in it.

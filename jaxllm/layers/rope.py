@@ -1,6 +1,7 @@
 """Rotary position embedding, with the stretchings of it that long-context checkpoints ask for."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.exceptions import UnsupportedModelError
+from jaxllm.layers.turns import cos_sin
 
 SCALINGS = ("default", "linear", "llama3", "longrope", "yarn")
 _TRAINED_LEN = "original_max_position_embeddings"
@@ -30,8 +32,17 @@ class Rope:
     def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
         """Rotates x: [T, H, D] by positions: [T] int32."""
         num_rotated = 2 * len(self.frequencies)
-        rotated = rotate(x[..., :num_rotated], positions, jnp.array(self.frequencies, jnp.float32), self.magnitude)
+        rotated = rotate(x[..., :num_rotated], positions, self.frequencies, self.magnitude)
         return rotated if num_rotated == x.shape[-1] else jnp.concatenate([rotated, x[..., num_rotated:]], axis=-1)
+
+    def reach(self, x: jax.Array) -> jax.Array:
+        """Returns the largest magnitude that each element of x: [..., D], rotated, can have at another position.
+
+        For the two elements of a pair that is the pair's length. Example: one pair (3, -4) reaches (5, 5).
+        """
+        first, second, rest = jnp.split(x, (len(self.frequencies), 2 * len(self.frequencies)), axis=-1)
+        lengths = jnp.hypot(first, second)
+        return jnp.concatenate([lengths, lengths, jnp.abs(rest)], axis=-1)
 
 
 def make_rope(num_rotated: int, theta: float, scaling: dict[str, Any] | None) -> Rope:
@@ -88,20 +99,19 @@ def rope_frequencies(num_rotated: int, theta: float, scaling: dict[str, Any] | N
     return frequencies.astype(np.float32)
 
 
-def rotate(x: jax.Array, positions: jax.Array, frequencies: jax.Array, magnitude: float = 1.0) -> jax.Array:
+def rotate(x: jax.Array, positions: jax.Array, frequencies: Sequence[float], magnitude: float = 1.0) -> jax.Array:
     """Rotates the first half of each head against its second half, by an angle that grows with the position.
 
     Args:
       x: [T, H, D] queries or keys.
       positions: [T] int32.
-      frequencies: [D / 2] from rope_frequencies.
+      frequencies: D / 2 numbers, from rope_frequencies.
       magnitude: Multiplies the result.
 
     Returns:
       [T, H, D] in x's dtype.
     """
-    angles = positions.astype(jnp.float32)[:, None] * frequencies  # [T, D/2]
-    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]  # [T, 1, D/2]
+    cos, sin = (array[:, None, :] for array in cos_sin(positions, frequencies))  # [T, 1, D/2] each
     if magnitude != 1.0:
         cos, sin = cos * magnitude, sin * magnitude
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxllm.layers.forward_batch import SamplingBatch
+from jaxllm.layers.forward_batch import LogitEdits, SamplingBatch
 
 _BLOCK = 256  # tokens of the vocabulary that are first looked at together
 _ONE = 0x3F800000  # bits of float32 1.0
@@ -40,19 +40,22 @@ def sample(logits: jax.Array, batch: SamplingBatch) -> jax.Array:
     )
 
 
-def add_bias(logits: jax.Array, rows: jax.Array, token_ids: jax.Array, values: jax.Array) -> jax.Array:
-    """Adds values to single logits. Pad with row 0, token 0 and value 0.
+def edit_logits(logits: jax.Array, edited: jax.Array, edits: LogitEdits) -> jax.Array:
+    """Edits single logits; others stay, or in restricted rows are banned.
 
     Args:
       logits: [R, V] float32. They are kept: log probabilities are those of the raw ones.
-      rows: [C] int32.
-      token_ids: [C] int32.
-      values: [C] float32.
+      edited: [R, V] float32: `logits`, or what an earlier call with other edits has made of them.
+      edits: What is changed. Places outside of the logits are padding.
 
     Returns:
       [R, V] float32.
     """
-    return logits.at[rows, token_ids].add(values, mode="promise_in_bounds")
+    places = edits.rows, edits.token_ids
+    values = logits.at[places].get(mode="clip") + edits.biases
+    values = jnp.where(values > 0, values / edits.divisors, values * edits.divisors) - edits.penalties
+    edited = jnp.where(edits.is_restricted[:, None], -jnp.inf, edited)
+    return edited.at[places].set(values, mode="drop")
 
 
 def score(logits: jax.Array, token_ids: jax.Array, num_top: int) -> ScoredTokens:

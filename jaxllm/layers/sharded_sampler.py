@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.layers import sampler
-from jaxllm.layers.forward_batch import SamplingBatch
+from jaxllm.layers.forward_batch import LogitEdits, SamplingBatch
 from sharding.collectives import gather, num_shards, rows_for_columns, shard_index
 
 
@@ -46,12 +46,12 @@ class ShardedSampler:
         scored: sampler.ScoredTokens = self._on_whole_rows(score, logits, token_ids)
         return scored
 
-    def add_bias(self, logits: jax.Array, rows: jax.Array, token_ids: jax.Array, values: jax.Array) -> jax.Array:
-        """Adds values: [C] to the logits: [R, V / n] of rows: [C] and token_ids: [C], as many as are here."""
+    def edit_logits(self, logits: jax.Array, edited: jax.Array, edits: LogitEdits) -> jax.Array:
+        """Edits single logits of logits: [R, V / n], those that are here."""
         size = logits.shape[1]
-        columns = token_ids - shard_index("vocab") * size
+        columns = edits.token_ids - shard_index("vocab") * size
         is_mine = (columns >= 0) & (columns < size)
-        return sampler.add_bias(logits, rows, jnp.where(is_mine, columns, 0), jnp.where(is_mine, values, 0))
+        return sampler.edit_logits(logits, edited, edits._replace(token_ids=jnp.where(is_mine, columns, size)))
 
     def _on_whole_rows(self, function: Callable[..., Any], logits: jax.Array, arguments: Any) -> Any:
         """Returns function(logits [R, V], arguments) of logits: [R, V / n]; each device computes some of the rows.

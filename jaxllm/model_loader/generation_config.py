@@ -10,7 +10,7 @@ from jaxllm.model_loader.model_files import read_json
 from jaxllm.model_loader.model_folder import GENERATION_CONFIG_NAME
 
 # The fields that vLLM takes as defaults of requests, those that we have.
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 # Words for "none": vLLM's, and our own.
 NO_CONFIG = ("vllm", "jaxllm")
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxllm.exceptions import ModelLoadError, UnsupportedModelError
 from jaxllm.model_loader.gguf_architectures import ARCHITECTURES, ROPE_TENSORS, GGUFArchitecture
 from jaxllm.model_loader.gguf_reader import GGUFFile
+from jaxllm.quantization import Rows
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)", re.ASCII)
 _TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)", re.ASCII)
@@ -74,6 +75,14 @@ class GGUFCheckpoint:
         if name.endswith(tuple(family.transposed)) and values.ndim == 2:
             return values.T
         return values
+
+    def rows(self, name: str) -> Rows:
+        """Returns one matrix as `read`, but a few rows at a time where they stand in the file as in Hugging Face's."""
+        family = self._family
+        is_paired = family.has_paired_rows and (".q_proj." in name or ".k_proj." in name)
+        if is_paired or name.endswith(tuple(family.transposed)):
+            return self.read(name)
+        return self.gguf.rows(self._stored_names[name])
 
     def _unpermuted(self, name: str, values: np.ndarray, num_heads: int) -> np.ndarray:
         if num_heads < 1 or values.shape[0] % (2 * num_heads):

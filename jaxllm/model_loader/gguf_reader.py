@@ -120,12 +120,11 @@ class GGUFFile:
           ModelLoadError: The file ends inside the tensor (it shrank since it was opened).
         """
         tensor = self.tensors[name]
-        with self.path.open("rb") as file:
-            file.seek(tensor.start)
-            data = np.fromfile(file, dtype=np.uint8, count=tensor.num_bytes)
-        if data.size != tensor.num_bytes:
-            raise ModelLoadError(f"{self.path}: tensor {name!r}: expected {tensor.num_bytes} bytes, got {data.size}")
-        return dequantized(data, tensor.type, tensor.shape)
+        return dequantized(_read_bytes(self.path, tensor, 0, tensor.num_bytes), tensor.type, tensor.shape)
+
+    def rows(self, name: str) -> "GGUFRows":
+        """Returns one matrix, of which nothing has been read yet."""
+        return GGUFRows(self.path, self.tensors[name])
 
     def write_metadata(self, path: Path) -> None:
         """Writes a GGUF file with this one's metadata and no tensors."""
@@ -151,6 +150,33 @@ class GGUFFile:
                 f"{self.path}: general.alignment must be a power of two in [1, {MAX_ALIGNMENT}], got {alignment}"
             )
         return alignment
+
+
+class GGUFRows:
+    """A matrix [O, I] on disk: each slice of its rows is read when it is asked for, and is float32.
+
+    Raises:
+      ModelLoadError: The file ends inside the rows (it shrank since it was opened).
+    """
+
+    def __init__(self, path: Path, tensor: GGUFTensor) -> None:
+        self._path, self._tensor = path, tensor
+        self.shape = tensor.shape
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.shape[0])
+        row_bytes = self._tensor.num_bytes // self.shape[0]  # whole blocks
+        data = _read_bytes(self._path, self._tensor, start * row_bytes, (stop - start) * row_bytes)
+        return dequantized(data, self._tensor.type, (stop - start, *self.shape[1:]))
+
+
+def _read_bytes(path: Path, tensor: GGUFTensor, offset: int, num_bytes: int) -> np.ndarray:
+    with path.open("rb") as file:
+        file.seek(tensor.start + offset)
+        data = np.fromfile(file, dtype=np.uint8, count=num_bytes)
+    if data.size != num_bytes:
+        raise ModelLoadError(f"{path}: tensor {tensor.name!r}: expected {num_bytes} bytes, got {data.size}")
+    return data
 
 
 class _Cursor:

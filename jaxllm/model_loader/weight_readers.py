@@ -13,11 +13,12 @@ from jaxllm.config import EngineConfig, ModelConfig
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.model_loader.dummy_weights import dummy_weight
+from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
 from jaxllm.models.causal_lm import Family
-from jaxllm.models.weight_map import Weight
-from jaxllm.quantization import SCALE_SUFFIX, quantize
-from sharding.partition import abstract_weight, dealt_shape, pieces_of, put_weight, whole_again
+from jaxllm.models.weight_map import Weight, joined
+from jaxllm.quantization import SCALE_SUFFIX, QuantizedWeight, Scheme, quantize, quantize_joined
+from sharding.partition import abstract_weight, dealt_shape, pieces_of, put, put_weight, whole_again
 
 _CACHE_SCALES = ".cache_scales"
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -42,13 +43,22 @@ def open_reader(config: EngineConfig, model: ModelConfig, family: Family) -> Wei
       ModelLoadError: A tensor is missing or left over, or a file is damaged.
     """
     if config.load_format == "dummy":
-        return TensorReader(lambda _, shape: dummy_weight(shape))
+        return TensorReader(
+            lambda _, shape: dummy_weight(shape), lambda _, shape, scheme: quantize(dummy_weight(shape), scheme)
+        )
     checkpoint = open_checkpoint(str(config.model_path), config.load_format)
     weights = weight_map(model, family)
     if isinstance(checkpoint, OrbaxCheckpoint):
         return OrbaxReader(checkpoint, weights)
     stored_names = _stored_names(checkpoint, weights, model, family)
-    return TensorReader(lambda name, shape: arrange(checkpoint, weights[name], stored_names, shape))
+
+    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        return arrange(checkpoint, weights[name], stored_names, shape)
+
+    def read_numbers(name: str, shape: tuple[int, ...], scheme: Scheme) -> QuantizedWeight:
+        return arrange_numbers(checkpoint, weights[name], stored_names, shape, scheme)
+
+    return TensorReader(read, read_numbers)
 
 
 class TensorReader:
@@ -56,25 +66,30 @@ class TensorReader:
 
     Args:
       read: (name of the parameter, its shape) -> its value as floats.
+      read_numbers: (name, shape, scheme) -> its numbers.
     """
 
-    def __init__(self, read: Callable[[str, tuple[int, ...]], np.ndarray]) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[str, tuple[int, ...]], np.ndarray],
+        read_numbers: Callable[[str, tuple[int, ...], Scheme], QuantizedWeight],
+    ) -> None:
+        self._read, self._read_numbers = read, read_numbers
         self._scales: dict[str, np.ndarray] = {}  # they come with their numbers, and wait for their turn
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
+        if name.endswith(_CACHE_SCALES):
+            return _unmeasured_scales(parameter, mesh)
         return put_weight(self._value(name, parameter), mesh, parameter.get_metadata("logical_axes"))
 
     def _value(self, name: str, parameter: "nnx.Param[jax.Array]") -> np.ndarray:
         want, scheme = parameter.get_value(), parameter.get_metadata("scheme", None)
         if name in self._scales:
             return self._scales.pop(name)
-        if name.endswith(_CACHE_SCALES):
-            return _unmeasured_scales(parameter)
-        value = self._read(name, want.shape)
-        if scheme is not None:
-            value, self._scales[name + SCALE_SUFFIX] = quantize(value, scheme)
+        if scheme is None:
+            return self._read(name, want.shape).astype(want.dtype, copy=False)
+        value, self._scales[name + SCALE_SUFFIX] = self._read_numbers(name, want.shape, scheme)
         return value.astype(want.dtype, copy=False)
 
 
@@ -92,9 +107,9 @@ class OrbaxReader:
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
-        want, axes = parameter.get_value(), parameter.get_metadata("logical_axes")
         if name.endswith(_CACHE_SCALES):
-            return put_weight(_unmeasured_scales(parameter), mesh, axes)
+            return _unmeasured_scales(parameter, mesh)
+        want, axes = parameter.get_value(), parameter.get_metadata("logical_axes")
         pieces = self._check(name, parameter)
         if pieces == pieces_of(mesh, axes):
             target = abstract_weight(want.shape, want.dtype, mesh, axes)
@@ -155,9 +170,31 @@ def arrange(
     return value
 
 
-def _unmeasured_scales(parameter: "nnx.Param[jax.Array]") -> np.ndarray:
-    """Returns scales of the KV cache, which no checkpoint has: worker/kv_calibration.py measures them."""
-    return np.ones(parameter.get_value().shape, np.float32)
+def arrange_numbers(
+    checkpoint: Checkpoint, weight: Weight, stored_names: Mapping[str, str], shape: tuple[int, ...], scheme: Scheme
+) -> QuantizedWeight:
+    """As `arrange`, quantized. A GGUF file's matrices are floats a few rows at a time, where rows stay as they are.
+
+    Raises:
+      ModelLoadError: As `arrange`.
+    """
+    if weight.arrange is joined and isinstance(checkpoint, GGUFCheckpoint):
+        parts = [checkpoint.rows(stored_names[name]) for name in weight.names]
+        num_rows = sum(part.shape[0] for part in parts)
+        if all(part.shape == (part.shape[0], *shape[1:]) for part in parts) and num_rows == shape[0]:
+            return quantize_joined(parts, scheme)
+    return quantize(arrange(checkpoint, weight, stored_names, shape), scheme)
+
+
+def _unmeasured_scales(parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
+    """Returns scales of the KV cache, which no checkpoint has: worker/kv_calibration.py measures them.
+
+    Ones also for the zero heads that fill up: rows are divided by them.
+    """
+    declared = parameter.get_value()
+    target = abstract_weight(declared.shape, declared.dtype, mesh, parameter.get_metadata("logical_axes"))
+    ones: jax.Array = put(np.ones(target.shape, target.dtype), target.sharding)
+    return ones
 
 
 def _can_become(stored: str, wanted: str) -> bool:

@@ -162,15 +162,21 @@ class Scheduler:
 
     def _take_draws(self, group: SequenceGroup, parent: Sequence, draws: list[SampledToken], news: StepNews) -> None:
         """Appends draw 0 to the sequence itself; each further one starts child j, as draw j used seed + j."""
-        seqs = [parent]
-        if not group.is_forked:
-            seqs += [self._fork(group, parent, index) for index in range(1, group.n)]
-        for seq, draw in zip(seqs, draws, strict=True):
-            seq.append_token_id(draw.token_id)
-            status = check_stop(group, seq)
-            if status is not None:
-                self._finish(group, seq, status)
-            news.add_token(group, seq, draw)
+        if group.is_forked:
+            self._append(group, parent, draws, news)
+            return
+        children = [self._fork(group, parent, index) for index in range(1, group.n)]
+        for seq, draw in zip([parent, *children], draws, strict=True):
+            self._append(group, seq, [draw], news)
+
+    def _append(self, group: SequenceGroup, seq: Sequence, draws: list[SampledToken], news: StepNews) -> None:
+        """Appends a sequence's one draw, which may end it."""
+        (draw,) = draws
+        seq.append_token_id(draw.token_id)
+        status = check_stop(group, seq)
+        if status is not None:
+            self._finish(group, seq, status)
+        news.add_tokens(group, seq, draws)
 
     def _fork(self, group: SequenceGroup, parent: Sequence, index: int) -> Sequence:
         child = parent.fork(self._new_seq_id(), index)

@@ -17,6 +17,8 @@ from jaxllm.scheduler.request_queue import Queues
 from jaxllm.scheduler.step_plan import StepPlan
 from jaxllm.sequence import Sequence, SequenceGroup, SequenceStatus
 
+_RUNNING = SequenceStatus.RUNNING  # reached through its class it would cost more than the comparisons below
+
 
 class StepBuilder:
     """Works on the scheduler's queues and block tables.
@@ -91,10 +93,10 @@ class StepBuilder:
         may_be_short = self._kv.block_pool.num_free_blocks < len(group.seqs)  # a sequence takes one block at most
         if may_be_short and self._preemption.may_swap(group) and not self._make_room(plan, group):
             return
-        for seq in group.seqs_with(SequenceStatus.RUNNING):
+        for seq in group.seqs:
             if not plan.token_budget:
                 return
-            if seq.candidates is not None:
+            if seq.status is not _RUNNING or seq.candidates is not None:
                 continue
             num_tokens = self._num_tokens(plan, seq.num_tokens - seq.num_computed_tokens)
             allocation = self._allocate_or_preempt(plan, group, seq, num_tokens)
@@ -126,7 +128,7 @@ class StepBuilder:
         self, plan: StepPlan, group: SequenceGroup, seq: Sequence, num_tokens: int
     ) -> Allocation | None:
         """Returns None if the sequence had to be preempted itself."""
-        while seq.status is SequenceStatus.RUNNING:
+        while seq.status is _RUNNING:
             allocation = self._kv.allocate_slots(seq, num_tokens)
             if allocation is not None:
                 return allocation

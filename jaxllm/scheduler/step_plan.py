@@ -46,7 +46,7 @@ class StepPlan:
         if block_ids is None:
             self._cached.seq_ids.append(seq.seq_id)
             self._cached.new_token_ids.append(seq.token_ids[seq.num_sent_tokens :])
-            self._cached.new_block_ids.append(list(allocation.new_block_ids))
+            self._cached.new_block_ids.append(allocation.new_block_ids)
         else:
             self._new_seqs.append(_new_sequence(group, seq, block_ids))
             seq.is_on_worker = True
@@ -76,4 +76,6 @@ def _new_sequence(group: SequenceGroup, seq: Sequence, block_ids: list[int]) -> 
         num_computed_tokens=seq.num_computed_tokens,
         seed=group.request.seed + seq.index,
         sampling_params=group.request.sampling_params,
+        eos_token_ids=group.request.eos_token_ids if group.min_tokens else [],
+        bad_words_token_ids=group.request.bad_words_token_ids,
     )

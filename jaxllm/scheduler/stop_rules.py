@@ -23,12 +23,13 @@ def find_stop(group: SequenceGroup, token_id: int, num_output_tokens: int) -> St
     """Returns how a sequence ends by its output token number `num_output_tokens`, counted from 1, or None.
 
     The rules apply in this order, so that an end-of-sequence on the last allowed token is a stop, not a
-    length.
+    length. Before token number min_tokens no token ends anything.
     """
-    if token_id in group.eos_token_ids:
-        return Stop(SequenceStatus.FINISHED_STOPPED)
-    if token_id in group.stop_token_ids:
-        return Stop(SequenceStatus.FINISHED_STOPPED, token_id)
+    if num_output_tokens >= group.min_tokens:
+        if token_id in group.eos_token_ids:
+            return Stop(SequenceStatus.FINISHED_STOPPED)
+        if token_id in group.stop_token_ids:
+            return Stop(SequenceStatus.FINISHED_STOPPED, token_id)
     if num_output_tokens >= group.max_num_output_tokens:
         return Stop(SequenceStatus.FINISHED_LENGTH_CAPPED)
     return None

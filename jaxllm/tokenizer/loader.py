@@ -3,12 +3,15 @@
 Doesn't know vocabularies' formats: gguf_vocabulary.py and folder_tokenizer.py do.
 """
 
+from jaxllm.config import EngineConfig
 from jaxllm.exceptions import ModelLoadError
 from jaxllm.logger import get_logger
 from jaxllm.model_loader.checkpoint import OpenedModel
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.hf_config import token_ids
+from jaxllm.model_loader.model_folder import TOKENIZER_NAMES
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
+from jaxllm.tokenizer.dummy_tokenizer import DummyTokenizer
 from jaxllm.tokenizer.folder_tokenizer import open_folder_tokenizer
 from jaxllm.tokenizer.gguf_vocabulary import open_gguf_tokenizer
 from jaxllm.tokenizer.tokenizer import Tokenizer
@@ -17,6 +20,18 @@ from jaxllm.tokenizer.tokenizer import Tokenizer
 MAX_EXTRA_TOKENS = 64
 
 _logger = get_logger(__name__)
+
+
+def open_tokenizer_of(checkpoint: OpenedModel, config: EngineConfig) -> Tokenizer:
+    """Opens the tokenizer that an engine uses: the checkpoint's, or a made-up one where the weights are made up too.
+
+    Raises:
+      ModelLoadError, UnsupportedModelError: As open_tokenizer.
+    """
+    is_made_up = config.load_format == "dummy" and checkpoint.path.is_dir()
+    if is_made_up and not any((checkpoint.path / name).exists() for name in TOKENIZER_NAMES):
+        return DummyTokenizer(config.model.vocab_size)
+    return open_tokenizer(checkpoint)
 
 
 def open_tokenizer(checkpoint: OpenedModel) -> Tokenizer:

@@ -4,15 +4,17 @@ The scheduler sends differences; the rows here are what they apply to. A row bel
 dropped, and is written whole when a new sequence takes it.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxllm.intmath import cdiv
-from jaxllm.layers.forward_batch import ForwardBatch, LogitBias, SamplingBatch
+from jaxllm.layers.forward_batch import ForwardBatch, LogitEdits, SamplingBatch
 from jaxllm.messages import NewSequence, SchedulerOutput
 from jaxllm.worker.buckets import num_seqs_at, pass_lens, pick_bucket
+from jaxllm.worker.logit_rules import LogitRules, rules_for
 
 _MASK_64 = 2**64 - 1
 
@@ -30,7 +32,7 @@ class DrawRound(NamedTuple):
 
     sampling: SamplingBatch
     seq_ids: list[int]  # of each real row of `sampling`, in order
-    bias: LogitBias | None  # None where no draw has any
+    edits: LogitEdits | None  # None where no draw has any
 
 
 class PassInputs(NamedTuple):
@@ -70,7 +72,7 @@ class InputBatch:
         self._num_prompt_logprobs: dict[int, int] = {}  # seq_id -> tokens to report, where asked for
         self._num_logprobs: dict[int, int] = {}
         self._num_candidates: dict[int, int] = {}  # seq_id -> candidates to report, of beams
-        self._biases: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # seq_id -> token ids and values, where there are
+        self._rules: dict[int, LogitRules] = {}  # by seq_id, of those that have any
         self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self._num_tokens = np.zeros(max_num_seqs, np.int32)
         self._num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
@@ -186,7 +188,7 @@ class InputBatch:
             mine = draws[start : start + padded]
             drawn = [seq_ids[index] for index in mine.tolist()]
             sampling = self._sampling_batch(padded, rows[mine], first[mine + 1] - 1, seeds[start : start + padded])
-            rounds.append(DrawRound(sampling, drawn, self._logit_bias(drawn)))
+            rounds.append(DrawRound(sampling, drawn, self._logit_edits(padded, drawn)))
         return rounds
 
     def _sampling_batch(
@@ -205,15 +207,21 @@ class InputBatch:
             positions=_pad(self._num_tokens[draw_rows], padded),
         )
 
-    def _logit_bias(self, draws: list[int]) -> LogitBias | None:
-        if not self._biases:
+    def _logit_edits(self, padded: int, draws: list[int]) -> LogitEdits | None:
+        if not self._rules:
             return None
-        found = [(row, *self._biases[seq_id]) for row, seq_id in enumerate(draws) if seq_id in self._biases]
+        found = []
+        is_restricted = np.zeros(padded, np.bool_)
+        for draw, seq_id in enumerate(draws):
+            rules, row = self._rules.get(seq_id), self._rows[seq_id]
+            changes = None if rules is None else rules.adjustments(self._token_ids[row, : self._num_tokens[row]])
+            if changes is not None:
+                *columns, is_restricted[draw] = changes
+                found.append((np.full(len(columns[0]), draw, np.int32), *columns))
         if not found:
             return None
-        rows, token_ids, values = zip(*found, strict=True)
-        counts = [len(ids) for ids in token_ids]
-        return LogitBias(np.repeat(np.array(rows, np.int32), counts), np.concatenate(token_ids), np.concatenate(values))
+        rows, token_ids, biases, divisors, penalties = (np.concatenate(column) for column in zip(*found, strict=True))
+        return LogitEdits(rows, token_ids, biases, divisors, penalties, is_restricted)
 
     def _prompt_positions(
         self, seq_ids: list[int], rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, first: np.ndarray
@@ -243,9 +251,9 @@ class InputBatch:
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seeds[row] = sequence.seed & _MASK_64
-        if params.logit_bias:
-            ids, values = list(params.logit_bias), list(params.logit_bias.values())
-            self._biases[sequence.seq_id] = np.array(ids, np.int32), np.array(values, np.float32)
+        rules = rules_for(sequence, self._token_ids.shape[1])
+        if rules is not None:
+            self._rules[sequence.seq_id] = rules
         if params.use_beam_search:
             self._num_candidates[sequence.seq_id] = max(2 * params.beam_width, params.logprobs or 0)
         elif params.logprobs is not None:
@@ -260,10 +268,10 @@ class InputBatch:
         self._num_logprobs.pop(seq_id, None)
         self._num_candidates.pop(seq_id, None)
         self._num_prompt_logprobs.pop(seq_id, None)
-        self._biases.pop(seq_id, None)
+        self._rules.pop(seq_id, None)
 
 
-def _append(table: np.ndarray, lens: np.ndarray, rows: np.ndarray, values: list[list[int]]) -> None:
+def _append(table: np.ndarray, lens: np.ndarray, rows: np.ndarray, values: Sequence[Sequence[int]]) -> None:
     """Writes a list of values to the end of each of some rows, and counts them in `lens`."""
     counts = np.array([len(row_values) for row_values in values], np.int32)
     places = _counted_from(lens[rows], counts)

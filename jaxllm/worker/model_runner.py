@@ -58,7 +58,7 @@ class ModelRunner:
         num_logprobs = [self._input_batch.num_logprobs(seq_id) for seq_id in draws.seq_ids]
         num_candidates = [self._input_batch.num_candidates(seq_id) for seq_id in draws.seq_ids]
         has_scores = any(num is not None for num in num_logprobs + num_candidates)
-        chosen, scored = self._pipeline.draw(num_tokens, hidden, draws.sampling, draws.bias, has_scores)
+        chosen, scored = self._pipeline.draw(num_tokens, hidden, draws.sampling, draws.edits, has_scores)
         token_ids = chosen.tolist()[: len(draws.seq_ids)]  # rows past the draws are padding
         for row, (seq_id, token_id) in enumerate(zip(draws.seq_ids, token_ids, strict=True)):
             num, num_beam = num_logprobs[row], num_candidates[row]

@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxllm.layers.attention import LayerCache
-from jaxllm.layers.forward_batch import ForwardBatch, LogitBias, SamplingBatch
+from jaxllm.layers.forward_batch import ForwardBatch, LogitEdits, SamplingBatch
 from jaxllm.layers.sampler import ScoredTokens
 from jaxllm.worker.cache_engine import CacheEngine
-from jaxllm.worker.programs import BIAS_BATCH, CompiledPrograms
+from jaxllm.worker.programs import EDITS_PER_ROW, CompiledPrograms
 from jaxllm.worker.stage_exchange import StageExchange
 from jaxllm.worker.step_fn import StepModel
 from sharding.partition import put, replicated
@@ -67,7 +67,7 @@ class Pipeline:
         return hidden
 
     def draw(
-        self, size: int, hidden: jax.Array | None, sampling: SamplingBatch, bias: LogitBias | None, has_scores: bool
+        self, size: int, hidden: jax.Array | None, sampling: SamplingBatch, edits: LogitEdits | None, has_scores: bool
     ) -> tuple[np.ndarray, ScoredTokens | None]:
         """Draws a token for each row of `sampling` after a pass of `size` tokens: [R] int32, and scores or None."""
         stage, num_rows = self._stages[-1], len(sampling.seeds)
@@ -75,7 +75,7 @@ class Pipeline:
         if stage is not None:
             batch = put(sampling, replicated(stage.mesh))
             logits = _logits(stage, size, hidden, batch.logits_indices)
-            token_ids = stage.programs("sample", num_rows, _with_bias(stage, logits, bias), batch)
+            token_ids = stage.programs("sample", num_rows, _edited(stage, logits, edits), batch)
             if has_scores:
                 scores = stage.programs("score", num_rows, logits, token_ids)
         tokens = self._exchange.tokens(num_rows, token_ids)
@@ -113,17 +113,33 @@ def _logits(stage: Stage, size: int, hidden: jax.Array | None, indices: jax.Arra
     return stage.programs("logits", size, stage.model.logits_weights, hidden, indices)
 
 
-def _with_bias(stage: Stage, logits: jax.Array, bias: LogitBias | None) -> jax.Array:
+def _edited(stage: Stage, logits: jax.Array, edits: LogitEdits | None) -> jax.Array:
     """Returns logits to draw from; the given ones stay as they are."""
-    if bias is None:
+    if edits is None:
         return logits
-    for first in range(0, len(bias.rows), BIAS_BATCH):
-        columns = [_padded(column[first : first + BIAS_BATCH], BIAS_BATCH) for column in bias]
-        logits = stage.programs("add_bias", len(logits), logits, *put(columns, replicated(stage.mesh)))
-    return logits
+    edited, is_restricted = logits, edits.is_restricted
+    for first in range(0, len(edits.rows), len(logits) * EDITS_PER_ROW):
+        some = put(_batch_of(edits, first, is_restricted), replicated(stage.mesh))
+        edited = stage.programs("edit_logits", len(logits), logits, edited, some)
+        is_restricted = np.zeros_like(is_restricted)  # once is enough, and later edits must not ban earlier ones'
+    return edited
 
 
-def _padded(values: np.ndarray, size: int) -> np.ndarray:
-    padded = np.zeros(size, values.dtype)
-    padded[: len(values)] = values
-    return padded
+def _batch_of(edits: LogitEdits, first: int, is_restricted: np.ndarray) -> LogitEdits:
+    """Returns as many edits as one call takes, from number `first` on, padded where there are fewer."""
+    size = len(is_restricted) * EDITS_PER_ROW
+
+    def pad(values: np.ndarray, fill: int) -> np.ndarray:
+        padded = np.full(size, fill, values.dtype)
+        mine = values[first : first + size]
+        padded[: len(mine)] = mine
+        return padded
+
+    return LogitEdits(
+        rows=pad(edits.rows, len(is_restricted)),  # past the last one: nothing is written there
+        token_ids=pad(edits.token_ids, 0),
+        biases=pad(edits.biases, 0),
+        divisors=pad(edits.divisors, 1),
+        penalties=pad(edits.penalties, 0),
+        is_restricted=is_restricted,
+    )

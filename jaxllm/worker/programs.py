@@ -1,6 +1,6 @@
 """The list of every program that a worker compiles, and the only place that compiles one.
 
-    embed[T] · layers_<kind>[T] · logits[T] · sample[R] · score[R] · add_bias[R]
+    embed[T] · layers_<kind>[T] · logits[T] · sample[R] · score[R] · edit_logits[R]
     copy_blocks · gather_blocks · scatter_blocks
 
 Where the mesh has several devices, each program is one jax.shard_map: every device runs it on its parts of the
@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.layers.attention import LayerCache
-from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
+from jaxllm.layers.forward_batch import ForwardBatch, LogitEdits, SamplingBatch
 from jaxllm.worker.buckets import num_seqs_at
 from jaxllm.worker.step_fn import (
     StepModel,
@@ -31,7 +31,7 @@ from jaxllm.worker.step_fn import (
 from sharding.partition import laid_out_shape, replicated
 from sharding.rules import sharding_for
 
-BIAS_BATCH = 512  # single logits that one call of add_bias changes
+EDITS_PER_ROW = 256  # single logits that one call of edit_logits changes, for each row
 COPY_BATCH = 16  # blocks that one call of copy_blocks, gather_blocks or scatter_blocks moves
 
 
@@ -141,12 +141,11 @@ def _forward_programs(size: int, model: StepModel, cache: LayerCache, spec: "_Sp
 
 
 def _draw_programs(size: int, sampler: StepSampler, spec: "_Specs") -> list[Program]:
-    logits, values = spec.logits(size), spec.array((BIAS_BATCH,), np.float32)
-    changes = (logits, spec.ints(BIAS_BATCH), spec.ints(BIAS_BATCH), values)
+    logits = spec.logits(size)
     return [
         Program("sample", size, sampler.sample, (logits, spec.sampling_batch(size))),
         Program("score", size, sampler.score, (logits, spec.ints(size))),
-        Program("add_bias", size, sampler.add_bias, changes, results=_specs(logits)),
+        Program("edit_logits", size, sampler.edit_logits, (logits, logits, spec.edits(size)), results=_specs(logits)),
     ]
 
 
@@ -210,6 +209,18 @@ class _Specs:
             block_tables=self.ints(num_seqs, self.shapes.blocks_per_seq),
             seq_lens=self.ints(num_seqs),
             query_start_loc=self.ints(num_seqs + 1),
+        )
+
+    def edits(self, size: int) -> LogitEdits:
+        num_edits = size * EDITS_PER_ROW
+        floats = self.array((num_edits,), np.float32)
+        return LogitEdits(
+            rows=self.ints(num_edits),
+            token_ids=self.ints(num_edits),
+            biases=floats,
+            divisors=floats,
+            penalties=floats,
+            is_restricted=self.array((size,), np.bool_),
         )
 
     def sampling_batch(self, size: int) -> SamplingBatch:

@@ -59,7 +59,7 @@ def measure_quality(config: EngineConfig, texts: list[list[int]], num_given: int
     total = np.zeros(3)
     for text in texts:
         token_ids = np.asarray([text])
-        runs = [model.run(token_ids).hidden for model in (reference, measured)]
+        runs = [model.run(token_ids) for model in (reference, measured)]
         for first in range(num_given - 1, len(text) - 1, _ROWS):
             indices = np.arange(first, first + _ROWS).clip(max=len(text) - 2).astype(np.int32)
             weights = (np.arange(first, first + _ROWS) <= len(text) - 2).astype(np.float32)
@@ -92,7 +92,7 @@ def _load(config: EngineConfig) -> tuple[WholeTexts, int]:
     layout = layout_of(config, mesh, cache_dtype, platform)
     num_arrays = len(layer_spec(config, mesh, cache_dtype, platform, num_blocks=1))
     if cache_dtype == jnp.int8:
-        calibrate_cache(model, layout, num_arrays, config.model_path, config.scheduler.max_model_len, _FLOAT32)
+        calibrate_cache(config, mesh, [model], _FLOAT32, platform)
     return WholeTexts(split_model(model, 1), layout, num_arrays), _num_bytes(model)
 
 

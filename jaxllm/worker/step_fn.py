@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jaxllm.layers import sampler
 from jaxllm.layers.attention import LayerCache
-from jaxllm.layers.forward_batch import ForwardBatch, SamplingBatch
+from jaxllm.layers.forward_batch import ForwardBatch, LogitEdits, SamplingBatch
 from jaxllm.layers.sharded_sampler import ShardedSampler
 from jaxllm.models.causal_lm import CausalLM, Frame, ModelPart
 from jaxllm.sampling_params import MAX_BEAM_WIDTH, MAX_LOGPROBS
@@ -127,12 +127,12 @@ class StepSampler(NamedTuple):
     Attributes:
       sample: (logits, batch) -> [R] int32, one token a row.
       score: (logits, token_ids [R]) -> ScoredTokens, with the NUM_TOP most likely tokens.
-      add_bias: (logits, rows [C], token_ids [C], values [C]) -> logits, the values added.
+      edit_logits: (logits, edited, edits) -> [R, V], what to draw from.
     """
 
     sample: Callable[[jax.Array, SamplingBatch], jax.Array]
     score: Callable[[jax.Array, jax.Array], sampler.ScoredTokens]
-    add_bias: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+    edit_logits: Callable[[jax.Array, jax.Array, LogitEdits], jax.Array]
 
 
 def sampler_for(vocab_size: int, mesh: Mesh) -> StepSampler:
@@ -147,11 +147,11 @@ def sampler_for(vocab_size: int, mesh: Mesh) -> StepSampler:
         with jax.named_scope("score"):
             return parts.score(logits, token_ids, min(NUM_TOP, vocab_size))
 
-    def add_bias(logits: jax.Array, rows: jax.Array, token_ids: jax.Array, values: jax.Array) -> jax.Array:
-        with jax.named_scope("add_bias"):
-            return parts.add_bias(logits, rows, token_ids, values)
+    def edit_logits(logits: jax.Array, edited: jax.Array, edits: LogitEdits) -> jax.Array:
+        with jax.named_scope("edit_logits"):
+            return parts.edit_logits(logits, edited, edits)
 
-    return StepSampler(sample, score, add_bias)
+    return StepSampler(sample, score, edit_logits)
 
 
 def copy_cache_blocks(cache: LayerCache, sources: jax.Array, destinations: jax.Array) -> LayerCache:

@@ -1,28 +1,13 @@
 """Runs whole texts through a model at once, outside of any schedule: to calibrate and to measure, not for requests."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.intmath import cdiv
-from jaxllm.layers.attention import LayerCache
 from jaxllm.layers.forward_batch import ForwardBatch
 from jaxllm.worker.step_fn import StepModel
 from pallas_kernels.paged_attention import KVLayout
-
-
-class TextRun(NamedTuple):
-    """What a model makes of texts.
-
-    Attributes:
-      hidden: [S * C, M], the last layer's output, text after text.
-      caches: Each layer's keys and values; block 0 is the null block.
-    """
-
-    hidden: jax.Array
-    caches: tuple[LayerCache, ...]
 
 
 class WholeTexts:
@@ -40,25 +25,24 @@ class WholeTexts:
         self._run_layers = [jax.jit(function, donate_argnums=(1, 3)) for function in model.run_layers]
         self._logits = jax.jit(model.logits)
 
-    def run(self, token_ids: np.ndarray) -> TextRun:
-        """Runs token_ids: [S, C], a text a row, each with the blocks that it needs."""
-        batch = _batch(token_ids, self._layout.block_size)
+    def run(self, token_ids: np.ndarray) -> jax.Array:
+        """Runs token_ids: [S, C], a text a row. Returns the last layer's output [S * C, M], text after text."""
+        batch = batch_of(token_ids, self._layout.block_size)
         num_blocks = 1 + batch.block_tables.size
         hidden = self._embed(self._model.embed_weights, batch.token_ids, batch.positions)
-        caches: list[LayerCache] = []
         for segment in self._model.segments:
             shapes = self._layout.shapes(num_blocks)[: self._num_arrays]
             empty = (tuple(jnp.zeros(shape, self._layout.dtype) for shape in shapes),)
-            hidden, filled = self._run_layers[segment.kind](segment.weights, hidden, batch, empty)
-            caches.extend(filled)
-        return TextRun(hidden, tuple(caches))
+            hidden, _ = self._run_layers[segment.kind](segment.weights, hidden, batch, empty)
+        return hidden
 
     def logits(self, hidden: jax.Array, indices: np.ndarray) -> jax.Array:
         """Returns float32 logits [R, V] of the tokens at indices: [R] of hidden: [T, M]."""
         return self._logits(self._model.logits_weights, hidden, indices)
 
 
-def _batch(token_ids: np.ndarray, block_size: int) -> ForwardBatch:
+def batch_of(token_ids: np.ndarray, block_size: int) -> ForwardBatch:
+    """Returns the forward pass of token_ids: [S, C], a text a row, each with the blocks that it needs."""
     num_texts, length = token_ids.shape
     blocks_per_text = cdiv(length, block_size)
     tables = 1 + np.arange(num_texts * blocks_per_text, dtype=np.int32).reshape(num_texts, blocks_per_text)

@@ -13,7 +13,7 @@ from jaxllm.layers.attention import LayerCache
 from jaxllm.logger import get_logger
 from jaxllm.messages import KVCacheInfo, ModelRunnerOutput, SchedulerOutput
 from jaxllm.model_loader.loader import load_model
-from jaxllm.models.causal_lm import CausalLM, ModelPart, model_parts
+from jaxllm.models.causal_lm import ModelPart, model_parts
 from jaxllm.quantization import SCHEMES
 from jaxllm.worker.buckets import pick_bucket
 from jaxllm.worker.cache_engine import (
@@ -22,7 +22,6 @@ from jaxllm.worker.cache_engine import (
     block_size_of,
     count_blocks,
     layer_spec,
-    layout_of,
     needs_profile,
 )
 from jaxllm.worker.compile_counter import CompileCounter
@@ -91,10 +90,7 @@ class Worker:
         shapes = program_shapes(config, platform, hidden_dtype)
         parts = model_parts(config.model.num_hidden_layers, config.parallel.pipeline_parallel_size)
         meshes = stage_meshes(mesh)
-        models = [
-            self._load_stage(mine, part, dtype, cache_dtype, platform) if is_mine(mine) else None
-            for mine, part in zip(meshes, parts, strict=True)
-        ]
+        models = self._load_stages(mesh, parts, dtype, cache_dtype, platform)
         counts = [
             self._count_blocks(model, mine, shapes, cache_dtype, platform, len(part.layers))
             for model, mine, part in zip(models, meshes, parts, strict=True)
@@ -135,23 +131,22 @@ class Worker:
             num_programs,
         )
 
-    def _load_stage(
-        self, mesh: Mesh, part: ModelPart, dtype: jnp.dtype, cache_dtype: jnp.dtype, platform: str
-    ) -> StepModel:
-        model = load_model(self._config, mesh, dtype, hidden_dtype_of(dtype, platform), part)
+    def _load_stages(
+        self, mesh: Mesh, parts: Sequence[ModelPart], dtype: jnp.dtype, cache_dtype: jnp.dtype, platform: str
+    ) -> list[StepModel | None]:
+        """Loads the stages that this process has devices of; None stands for the others."""
+        config, hidden_dtype = self._config, hidden_dtype_of(dtype, platform)
+        models = [
+            load_model(config, mine, dtype, hidden_dtype, part) if is_mine(mine) else None
+            for mine, part in zip(stage_meshes(mesh), parts, strict=True)
+        ]
         if cache_dtype == jnp.int8:
-            self._calibrate(model, mesh, cache_dtype, hidden_dtype_of(dtype, platform), platform)
-        return split_model(model, layers_per_segment(self._config, platform), part)
-
-    def _calibrate(
-        self, model: CausalLM, mesh: Mesh, cache_dtype: jnp.dtype, hidden_dtype: jnp.dtype, platform: str
-    ) -> None:
-        """Measures the scales of a KV cache of int8."""
-        config = self._config
-        layer = layer_spec(config, mesh, cache_dtype, platform, num_blocks=1)
-        layout = layout_of(config, mesh, cache_dtype, platform)
-        max_len = config.scheduler.max_model_len
-        calibrate_cache(model, layout, len(layer), config.model_path, max_len, hidden_dtype)
+            calibrate_cache(config, mesh, models, hidden_dtype, platform)
+        num_layers = layers_per_segment(config, platform)
+        return [
+            None if model is None else split_model(model, num_layers, part)
+            for model, part in zip(models, parts, strict=True)
+        ]
 
     def _count_blocks(
         self,

@@ -32,9 +32,14 @@ def test_there_is_enough_to_compare(alone: Any) -> None:
     assert len({tuple(tokens[0]) for tokens in alone["greedy"]}) > 1
 
 
-@pytest.mark.parametrize(("num_tensor", "num_stages"), [(2, 1), (2, 2)])
-def test_processes_of_this_machine(num_tensor: int, num_stages: int, model: Path, alone: Any) -> None:
-    assert run("tiny", model, num_tensor, num_stages, "mp") == alone
+def test_two_processes_of_this_machine(model: Path, alone: Any) -> None:
+    assert run("tiny", model, 2, 1, "mp") == alone
+
+
+def test_two_stages_of_two_processes_each_and_narrow_numbers(model: Path) -> None:
+    """They measure the int8 cache's scales together: hidden states go from process to process."""
+    narrow = "int8_wo", "int8"
+    assert run("tiny", model, 2, 2, "mp", *narrow) == run("tiny", model, 1, 1, "uni", *narrow)
 
 
 def test_two_ranks_of_a_launcher(model: Path, alone: Any) -> None:

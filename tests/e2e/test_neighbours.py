@@ -12,7 +12,17 @@ GOLDEN = json.loads(
 )
 PROMPTS = [case["prompt"] for case in GOLDEN["cases"]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
-SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=32, ignore_eos=True)
+# With penalties that count tokens, which a sequence that was preempted must count again.
+SEEDED = SamplingParams(
+    temperature=0.8,
+    top_p=0.95,
+    seed=7,
+    max_tokens=32,
+    ignore_eos=True,
+    repetition_penalty=1.2,
+    frequency_penalty=0.3,
+    bad_words=["the", "of a"],
+)
 
 
 def _generate(llm, params):

@@ -202,7 +202,7 @@ def test_generate_waits_for_the_model_and_status_tells_how_far_it_is() -> None:
         status = engine.status()
         assert (status.phase, status.detail) == ("loading", "loading weights") and status.eta_s is not None
         assert (await task).outputs[0].text == "bcd"
-        assert engine.status() == ("ready", None, None, "")
+        assert engine.status() == ("ready", None, None, "", False)
         await engine.shutdown()
 
     asyncio.run(main())

@@ -14,6 +14,7 @@ from jaxllm.engine.core_messages import (
     FinishSequence,
     FromCore,
     LoadProgress,
+    Pulse,
     Ready,
     ShutDown,
     UtilityCall,
@@ -191,3 +192,9 @@ def test_shutdown_asks_all_before_it_waits_for_one(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(link, "shutdown", lambda number=number: order.append(f"wait {number}"))
     replicas.line.shutdown()
     assert order == ["ask 0", "ask 1", "wait 0", "wait 1"]
+
+
+def test_pulses_say_whose_they_are() -> None:
+    replicas = Replicas(is_ready=False)
+    replicas.say(Pulse(3.0, 1))  # while the other one still loads
+    assert replicas.take() == [Pulse(3.0, 1)]

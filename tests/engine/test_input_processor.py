@@ -104,6 +104,24 @@ def test_a_bad_cache_salt_names_its_field() -> None:
     assert refusal({"prompt": "a", "cache_salt": ""}).param == "cache_salt"
 
 
+def test_bad_words_are_tokenized_at_the_beginning_and_after_a_space() -> None:
+    request = core_request("hi", bad_words=["ab", " ab", " c"])
+    assert request.bad_words_token_ids == [[97, 98], [32, 97, 98], [99], [32, 99]]
+    assert core_request("hi").bad_words_token_ids == []
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"allowed_token_ids": [5, 260]}, "allowed_token_ids must hold token ids in [0, 260), got 260"),
+        ({"allowed_token_ids": [257, 5], "stop_token_ids": [5], "min_tokens": 1}, "a token that ends nothing"),
+        ({"bad_words": ["\ud800"]}, "bad_words must be valid Unicode"),
+    ],
+)
+def test_what_the_vocabulary_says_of_allowed_and_bad(params: dict[str, Any], says: str) -> None:
+    assert says in str(refusal("hi", **params))
+
+
 def test_a_prompt_one_token_short_of_the_limit_leaves_room_for_one() -> None:
     assert core_request([1] * 63, max_tokens=16).max_tokens == 1
 

@@ -120,6 +120,13 @@ def test_a_stop_string_ends_the_request_and_tells_the_core() -> None:
     assert not client.has_unfinished_requests()
 
 
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "h"), (2, "h"), (3, "hih"), (4, "hih"), (5, "hihihi")])
+def test_stop_strings_of_the_first_tokens_are_none(min_tokens: int, text: str) -> None:
+    """Of "hihihi", "ih" ends at tokens 3 and 5."""
+    (completion,) = answer("hihihi", stop=["ih"], min_tokens=min_tokens)[-1].outputs
+    assert completion.text == text
+
+
 def test_a_stop_string_goes_before_the_length_that_ends_with_it() -> None:
     engine, client = scripted_engine("hello")
     engine.add_request("r", "ab", SamplingParams(stop="lo", max_tokens=5))

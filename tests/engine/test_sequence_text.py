@@ -33,6 +33,14 @@ def run(pieces: list[str], stops: list[str], keeps_stop: bool = False) -> tuple[
     return [*shown, text.visible], stop
 
 
+def test_the_text_of_the_first_tokens_is_not_searched() -> None:
+    detokenizer = Detokenizer(PieceTokenizer([b"ab", b"a", b"b", b"c", b"ab"]), [])
+    text = SequenceText(detokenizer, ["ab", "bc"], False, min_tokens=3)
+    assert [text.append(token_id) for token_id in range(3)] == [None] * 3  # "ab" twice
+    assert text.append(3) == "bc"  # it may have begun before
+    assert text.visible == "aba"
+
+
 PIECES = st.lists(st.text("abc", min_size=1, max_size=4), max_size=12)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4)
 

@@ -22,6 +22,7 @@ from jaxllm.engine.core_messages import (
     FromCore,
     Hello,
     LoadProgress,
+    Pulse,
     Ready,
     ShutDown,
     StartEngine,
@@ -65,11 +66,17 @@ PARAMS = SamplingParams(
     prompt_logprobs=20,
     skip_special_tokens=False,
     include_stop_str_in_output=True,
+    min_tokens=3,
+    presence_penalty=-0.5,
+    frequency_penalty=1.5,
+    repetition_penalty=1.25,
+    allowed_token_ids=[5, 6],
+    bad_words=["a b"],
 )
 BEAMS = SamplingParams(
     n=2, best_of=4, temperature=0.0, use_beam_search=True, early_stopping="never", length_penalty=-1.5
 )
-REQUEST = EngineCoreRequest("r-0", [1, 2**31 - 1], PARAMS, [257], 1.25, 2**63 - 1, 7, -3, "salt")
+REQUEST = EngineCoreRequest("r-0", [1, 2**31 - 1], PARAMS, [257], 1.25, 2**63 - 1, 7, -3, "salt", [[5], [6, 7]])
 STATS = SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 INFO = KVCacheInfo(65, 16, 8, 64, 9)
 LOGPROBS = TokenLogprobs(float("-inf"), 3, [5, 6], [-0.5, -0.25])
@@ -123,6 +130,7 @@ MESSAGES = [
     EngineCoreOutputs(
         [], STATS, [RefusedRequest("r-1", "too long", "prompt"), RefusedRequest("r-2", "no", None, True)]
     ),
+    Pulse(1.5, 1),
     UtilityResult(1, True),
     UtilityResult(2, [STATS, STATS], 1),
     EngineFailed("DeviceError", "no such device"),
@@ -130,7 +138,7 @@ MESSAGES = [
     SchedulerOutput(
         step_id=7,
         num_scheduled_tokens={3: 4, 1: 1},
-        new_seqs=[NewSequence(3, [1, 2, 3, 4], 4, [9], 0, -1, PARAMS)],
+        new_seqs=[NewSequence(3, [1, 2, 3, 4], 4, [9], 0, -1, PARAMS, [257], [[5], [6, 7]])],
         cached_seqs=CachedSequences([1], [[5]], [[]], [(1, 0, 8)]),
         num_samples={3: 2},
         blocks_to_copy=[(7, 8)],

@@ -5,15 +5,18 @@ import numpy as np
 from tests.fakes.tiny_models import TinyModel
 
 
-def dense_logits(model: TinyModel, token_ids: list[int]) -> np.ndarray:
-    """Returns [len(token_ids), V] logits of one text."""
+def dense_logits(
+    model: TinyModel, token_ids: list[int], cached: list[tuple[np.ndarray, np.ndarray]] | None = None
+) -> np.ndarray:
+    """Returns [len(token_ids), V] logits of one text. `cached` gets each layer's keys, not rotated, and its values."""
     config = model.config
     weights = {name: values.astype(np.float64) for name, values in model.tensors.items()}
     eps = config["rms_norm_eps"]
     x = weights["model.embed_tokens.weight"][token_ids]
     for layer in range(config["num_hidden_layers"]):
         name = f"model.layers.{layer}"
-        x = x + _attention(_norm(x, weights[f"{name}.input_layernorm.weight"], eps), weights, name, config)
+        h = _norm(x, weights[f"{name}.input_layernorm.weight"], eps)
+        x = x + _attention(h, weights, name, config, [] if cached is None else cached)
         h = _norm(x, weights[f"{name}.post_attention_layernorm.weight"], eps)
         gate = h @ weights[f"{name}.mlp.gate_proj.weight"].T
         up = h @ weights[f"{name}.mlp.up_proj.weight"].T
@@ -27,7 +30,7 @@ def _norm(x, weight, eps):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
 
 
-def _attention(x, weights, name, config):
+def _attention(x, weights, name, config, cached):
     num_heads, num_kv_heads, dim = (
         config["num_attention_heads"],
         config["num_key_value_heads"],
@@ -39,6 +42,7 @@ def _attention(x, weights, name, config):
         return (x @ weights[f"{name}.self_attn.{part}_proj.weight"].T).reshape(num_tokens, count, dim)
 
     q, k, v = heads("q", num_heads), heads("k", num_kv_heads), heads("v", num_kv_heads)
+    cached.append((k, v))
     q, k = _rotate(q, config["rope_theta"]), _rotate(k, config["rope_theta"])
     out = np.zeros((num_tokens, num_heads, dim))
     for head in range(num_heads):

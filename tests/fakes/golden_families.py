@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
+import tokenizers
 from safetensors.numpy import save_file
 
 from jaxllm.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
@@ -53,6 +54,14 @@ def write_folder(path: Path, case: GoldenCase) -> Path:
     return path
 
 
+def write_tokenizer(path: Path, case: GoldenCase) -> Path:
+    """Writes a tokenizer into the model's folder: a token is a character, from the blank on."""
+    characters = {chr(ord(" ") + token_id): token_id for token_id in range(case.config["vocab_size"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=characters, merges=[]))
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
 class GoldenRunner:
     """A Worker on a model folder, with one rung of 24 tokens, that compiles a program when it is first run.
 
@@ -68,13 +77,14 @@ class GoldenRunner:
         num_blocks: int = 32,
         parallel: ParallelConfig = _ONE_DEVICE,
         quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         config = EngineConfig(
             model=model_config_from_hf(hf_config),
             model_path=path,
             dtype="float32",
             quantization=quantization,
-            cache=CacheConfig(block_size=_BLOCK_SIZE, num_gpu_blocks_override=num_blocks),
+            cache=CacheConfig(block_size=_BLOCK_SIZE, num_gpu_blocks_override=num_blocks, cache_dtype=kv_cache_dtype),
             scheduler=SchedulerConfig(max_num_seqs=_NUM_SEQS, max_num_batched_tokens=_SIZE, max_model_len=_MAX_LEN),
             parallel=parallel,
         )

@@ -1,8 +1,8 @@
 """Runs models on eight virtual CPU devices, in a process of its own: JAX counts its devices once.
 
-    python -m tests.fakes.sharded_models families FOLDER TP PP FAMILY/CASE ...
+    python -m tests.fakes.sharded_models families FOLDER TP PP FAMILY/CASE[/QUANTIZATION/KV_CACHE_DTYPE] ...
     python -m tests.fakes.sharded_models smollm2 FOLDER TP PP [BACKEND]
-    python -m tests.fakes.sharded_models tiny FOLDER TP PP [BACKEND]
+    python -m tests.fakes.sharded_models tiny FOLDER TP PP [BACKEND [QUANTIZATION KV_CACHE_DTYPE]]
 
 prints one JSON object. `run` starts it; `run_ranks` starts as many as the external launcher would.
 """
@@ -80,11 +80,14 @@ def _families(folder: Path, num_tensor: int, num_stages: int, *cases: str) -> di
 def _golden(folder: Path, case_id: str, num_tensor: int, num_stages: int) -> tuple[list[int], np.ndarray]:
     """Returns the greedy tokens of a golden model, and [n, 2] log probabilities: the prompt's tokens, the likeliest."""
     from jaxllm.config import ParallelConfig
-    from tests.fakes.golden_families import GoldenRunner, new_sequence, read_case, write_folder
+    from tests.fakes.golden_families import GoldenRunner, new_sequence, read_case, write_folder, write_tokenizer
 
-    case = read_case(*case_id.split("/"))
+    family, name, *formats = case_id.split("/")
+    case = read_case(family, name)
+    options = dict(zip(("quantization", "kv_cache_dtype"), (part or None for part in formats), strict=False))
     parallel = ParallelConfig(tensor_parallel_size=num_tensor, pipeline_parallel_size=num_stages)
-    runner = GoldenRunner(write_folder(folder / case_id, case), case.config, parallel=parallel)
+    path = write_tokenizer(write_folder(folder / case_id, case), case)
+    runner = GoldenRunner(path, case.config, parallel=parallel, **options)
     prompt = case.token_ids[:_NUM_PROMPT_TOKENS]
     output = runner.step({1: len(prompt)}, (new_sequence(1, prompt, 1),))
     scores = [[score.logprob, *score.top_logprobs] for score in output.prompt_logprobs[1]]
@@ -99,17 +102,27 @@ def _smollm2(folder: Path, num_tensor: int, num_stages: int, backend: str = "uni
     return _answers("smollm2", _PROMPTS, num_tensor, num_stages, backend)
 
 
-def _tiny(folder: Path, num_tensor: int, num_stages: int, backend: str = "uni") -> dict[str, Any]:
-    return _answers(str(folder), _TINY_PROMPTS, num_tensor, num_stages, backend)
+def _tiny(folder: Path, num_tensor: int, num_stages: int, *how: str) -> dict[str, Any]:
+    return _answers(str(folder), _TINY_PROMPTS, num_tensor, num_stages, *how)
 
 
-def _answers(model: str, prompts: list[Any], num_tensor: int, num_stages: int, backend: str) -> dict[str, Any]:
+def _answers(
+    model: str,
+    prompts: list[Any],
+    num_tensor: int,
+    num_stages: int,
+    backend: str = "uni",
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+) -> dict[str, Any]:
     """Returns tokens of requests that share prefixes, fork, are swapped out and search beams."""
     from jaxllm import LLM, SamplingParams
 
     llm = LLM(
         model,
         distributed_executor_backend=backend,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         engine_process="inproc",
         tensor_parallel_size=num_tensor,
         pipeline_parallel_size=num_stages,
@@ -124,8 +137,8 @@ def _answers(model: str, prompts: list[Any], num_tensor: int, num_stages: int, b
     common: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
     params = [
         SamplingParams(temperature=0.0, **common),
-        SamplingParams(temperature=0.0, **common),
-        SamplingParams(n=2, temperature=0.9, seed=11, **common),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5, **common),
+        SamplingParams(n=2, temperature=0.9, seed=11, allowed_token_ids=[*range(5, 290, 3)], **common),
         SamplingParams(n=2, temperature=0.0, use_beam_search=True, **common),
     ]
     with llm:

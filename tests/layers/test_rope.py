@@ -3,6 +3,9 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from jaxllm.exceptions import UnsupportedModelError
 from jaxllm.layers.rope import Rope, make_rope, rope_frequencies, rotate
@@ -10,7 +13,7 @@ from jaxllm.layers.rope import Rope, make_rope, rope_frequencies, rotate
 
 def test_rotation_by_hand():
     """A quarter turn a position: (1, 0) -> (0, 1) -> (-1, 0), first half against second half of the head."""
-    frequencies = jnp.array([math.pi / 2, 0.0])
+    frequencies = (math.pi / 2, 0.0)
     x = jnp.broadcast_to(jnp.array([1.0, 5.0, 0.0, 6.0]), (3, 1, 4))
     out = np.asarray(rotate(x, jnp.arange(3), frequencies))[:, 0]
     np.testing.assert_allclose(out, [[1, 5, 0, 6], [0, 5, 1, 6], [-1, 5, 0, 6]], atol=1e-6)
@@ -62,3 +65,23 @@ def test_yarn_by_hand():
 def test_unknown_scaling_is_named():
     with pytest.raises(UnsupportedModelError, match="rope scaling 'x' is not supported; supported: default, linear"):
         rope_frequencies(4, 10000.0, {"type": "x"})
+
+
+def test_how_far_elements_reach_by_hand():
+    x = jnp.array([3.0, 0.0, -4.0, 2.0, -7.0])  # pairs (3, -4) and (0, 2), and one that isn't rotated
+    assert Rope((0.5, 0.1)).reach(x).tolist() == [5.0, 2.0, 5.0, 2.0, 7.0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    x=arrays(np.float32, (1, 1, 6), elements=st.floats(-100, 100, width=32)),
+    positions=st.tuples(*[st.integers(0, 10**5)] * 2),
+)
+def test_no_position_reaches_further_and_some_does(x, positions):
+    """What one position shows bounds every other; turned by angles all around, each element comes up to its bound."""
+    rope = make_rope(4, 10000.0, None)
+    here, there = (rope(jnp.asarray(x), jnp.array([position], jnp.int32)) for position in positions)
+    reach = np.asarray(rope.reach(here))
+    assert np.all(np.abs(there) <= reach * 1.0001 + 1e-5)
+    around = Rope((2 * np.pi / 1000,) * 2)(jnp.repeat(jnp.asarray(x), 1000, axis=0), jnp.arange(1000, dtype=jnp.int32))
+    np.testing.assert_allclose(np.abs(around).max(axis=0), reach[0], rtol=1e-3, atol=1e-4)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.layers import sampler
-from jaxllm.layers.forward_batch import SamplingBatch
+from jaxllm.layers.forward_batch import LogitEdits, SamplingBatch
 
 _sample = jax.jit(sampler.sample)
 _kept = jax.jit(sampler._kept_probs)
@@ -142,3 +142,34 @@ def test_blockwise_argmax_and_top_k_agree_with_the_plain_ones(seed, size, levels
     if levels > size:
         assert ids.tolist() == expected_ids.tolist()
     assert jnp.take_along_axis(logits, ids, axis=-1).tolist() == values.tolist()
+
+
+def _edits(entries, restricted, num_rows):
+    """Edits of (row, token, bias, divisor, penalty), with two of padding."""
+    padded = [*entries, (num_rows, 0, 0, 1, 0), (num_rows, 0, 0, 1, 0)]
+    rows, token_ids, *numbers = zip(*padded, strict=True)
+    is_restricted = jnp.array([row in restricted for row in range(num_rows)])
+    floats = [jnp.array(column, jnp.float32) for column in numbers]
+    return LogitEdits(jnp.array(rows), jnp.array(token_ids), *floats, is_restricted)
+
+
+def test_edits_change_single_logits_in_their_order():
+    logits = jnp.array([[1.0, -1.0, 3.0, 0.5], [2.0, 0.0, -4.0, 1.0], [5.0, 6.0, 7.0, 8.0]])
+    # 1.0 + 2 is positive: divided by 2, less 0.25. -1.0 is not: times 2. 3.0 is banned. 1.0 - 3 has changed its sign.
+    entries = [(0, 0, 2, 2, 0.25), (0, 1, 0, 2, 0), (0, 2, -np.inf, 2, 1), (1, 3, -3, 2, 0)]
+    first = _edits(entries[:2], (), 3)
+    second = _edits(entries[2:], (), 3)
+    edited = jax.jit(sampler.edit_logits)(logits, logits, first)
+    edited = jax.jit(sampler.edit_logits)(logits, edited, second)
+    expected = [[1.25, -2.0, -np.inf, 0.5], [2.0, 0.0, -4.0, -4.0], [5.0, 6.0, 7.0, 8.0]]
+    assert edited.tolist() == expected
+    assert sampler.sample(edited, _batch(3, temperature=0.0)).tolist() == [0, 0, 3]
+
+
+def test_restricted_rows_keep_what_is_listed_in_any_call():
+    logits = jnp.array([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
+    edited = sampler.edit_logits(logits, logits, _edits([(1, 0, 0, 1, 0)], (1,), 2))
+    edited = sampler.edit_logits(logits, edited, _edits([(1, 2, 0.5, 1, 0)], (), 2))
+    assert edited.tolist() == [[1.0, 2.0, 3.0, 4.0], [1.0, -np.inf, 3.5, -np.inf]]
+    draws = {int(sampler.sample(edited, _batch(2, seeds=[seed, seed]))[1]) for seed in range(30)}
+    assert draws == {0, 2}

@@ -14,7 +14,7 @@ OWN = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 0], "do_sample": Tr
 
 
 def test_sampling_defaults_have_our_names() -> None:
-    assert sampling_defaults(OWN) == {"temperature": 0.6, "top_p": 0.9}
+    assert sampling_defaults(OWN) == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
     assert sampling_defaults({"max_new_tokens": 5, "top_k": 0, "min_p": None}) == {"max_tokens": 5, "top_k": 0}
     assert sampling_defaults({}) == {}
 
@@ -47,13 +47,11 @@ def test_the_front_end_takes_them_and_says_so_once(tmp_path: Path, caplog: pytes
     (own / "generation_config.json").write_text('{"top_k": 7, "eos_token_id": 5}')
     caplog.set_level("WARNING", "jaxllm")
     config, _, eos_token_ids = load_front_end(EngineArgs(model=str(folder)))
-    assert sampling_defaults(config.generation_config) == {"temperature": 0.6}
+    assert sampling_defaults(config.generation_config) == {"temperature": 0.6, "repetition_penalty": 1.1}
     assert eos_token_ids == [0]
     lines = [record.getMessage() for record in caplog.records]
-    assert [line[:60] for line in lines] == [
-        "sampling parameters that requests leave out are the model's ",
-        "the model's generation config asks for repetition_penalty=1.",
-    ]
+    assert [line[:60] for line in lines] == ["sampling parameters that requests leave out are the model's "]
+    assert "temperature=0.6, repetition_penalty=1.1" in lines[0]
     config, _, eos_token_ids = load_front_end(EngineArgs(model=str(folder), generation_config="vllm"))
     assert (config.generation_config, eos_token_ids) == ({}, [0])
     config, _, eos_token_ids = load_front_end(EngineArgs(model=str(folder), generation_config=str(own)))

@@ -79,6 +79,11 @@ def test_dequantisation_equals_the_gguf_packages(tensor_type: GGMLQuantizationTy
     assert values.dtype == np.float32
     np.testing.assert_array_equal(values, expected.reshape(6, 512))
     np.testing.assert_array_equal(opened.read("first"), [0.0, 1.0, 2.0])
+    rows = opened.rows("x")
+    assert rows.shape == (6, 512)
+    with np.errstate(all="ignore"):
+        for part in (slice(0, 6), slice(2, 5), slice(5, 9)):
+            np.testing.assert_array_equal(rows[part], values[part])
 
 
 @pytest.mark.parametrize("name", ["F32", "Q4_1", "Q8_0"])
@@ -283,9 +288,13 @@ def test_git_lfs_pointer(tmp_path: Path) -> None:
 
 
 def test_a_file_that_shrinks_after_opening(tmp_path: Path) -> None:
-    path = _file(tmp_path / "x.gguf", [], [_tensor("x", (8,), 0)], 32)
+    path = _file(tmp_path / "x.gguf", [], [_tensor("x", (4, 2), 0)], 32)
     opened = GGUFFile(path)
+    rows = opened.rows("x")
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 5)
     with pytest.raises(ModelLoadError, match="expected 32 bytes, got 27"):
         opened.read("x")
+    assert rows[0:1].tolist() == [[0.0] * 4]
+    with pytest.raises(ModelLoadError, match="expected 16 bytes, got 11"):
+        rows[1:2]

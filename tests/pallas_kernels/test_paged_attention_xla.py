@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention.xla import _exp
 from tests.fakes.attention_batches import AttentionBatch, attention_oracle, make_batch
 
 _attend = jax.jit(paged_attention, static_argnames=("scale", "sliding_window", "logit_soft_cap", "backend"))
@@ -64,3 +65,11 @@ def test_a_sink_takes_its_share_by_hand():
     metadata = np.array([[1]]), np.array([2]), np.array([0, 2])
     out = _attend(q, (k_cache, v_cache), *metadata, scale=1.0, sinks=sinks, backend="xla")
     np.testing.assert_allclose(np.asarray(out).ravel(), [8 / 4, 16 / 5], rtol=1e-6)
+
+
+def test_the_exponential_is_exact_to_a_rounding_and_ends_in_zero():
+    """What is masked weighs nothing, whatever stands in its place: the smallest float32, and infinity."""
+    x = -np.linspace(0, 87.3, 10_001, dtype=np.float32)
+    np.testing.assert_allclose(jax.jit(_exp)(x), np.exp(x.astype(np.float64)), rtol=2e-7)
+    lost = np.array([-87.4, -88, -1e4, np.finfo(np.float32).min, -np.inf], np.float32)
+    assert np.asarray(_exp(lost)).tolist() == [0, 0, 0, 0, 0]

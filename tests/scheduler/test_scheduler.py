@@ -43,8 +43,8 @@ def test_the_worker_is_told_each_thing_once() -> None:
     first, second, third, fourth = (run_step(scheduler, executor)[0] for _ in range(4))
     assert [(new.seq_id, new.token_ids, new.block_ids, new.seed) for new in first.new_seqs] == [(0, [10, 11], [1], 100)]
     assert (second.new_seqs, second.cached_seqs.seq_ids) == ([], [0])
-    assert (second.cached_seqs.new_token_ids, second.cached_seqs.new_block_ids) == ([[12]], [[2]])
-    assert (third.cached_seqs.new_token_ids, third.cached_seqs.new_block_ids) == ([[13]], [[]])
+    assert (second.cached_seqs.new_token_ids, second.cached_seqs.new_block_ids) == ([[12]], [(2,)])
+    assert (third.cached_seqs.new_token_ids, third.cached_seqs.new_block_ids) == ([[13]], [()])
     assert fourth.dropped_seq_ids == []
     scheduler.add_request(make_request("b", [5]))
     assert scheduler.schedule(0.0).dropped_seq_ids == [0]
@@ -200,6 +200,10 @@ def test_each_prompt_logprob_comes_once_in_order_in_spite_of_chunks_and_preempti
         (8, {"ignore_eos": True}, ([8, 7, 6, 5, 4, 3, 2, 1], "length", None)),
         (8, {"stop_token_ids": [6]}, ([8, 7, 6], "stop", 6)),
         (8, {"stop_token_ids": [EOS]}, ([8, 7, 6, 5, 4, 3, 2], "stop", None)),
+        # B53: before token number min_tokens nothing ends it but its length; that one may.
+        (8, {"stop_token_ids": [6], "min_tokens": 3}, ([8, 7, 6], "stop", 6)),
+        (8, {"stop_token_ids": [6], "min_tokens": 4}, ([8, 7, 6, 5, 4, 3, 2], "stop", None)),
+        (8, {"stop_token_ids": [6], "min_tokens": 8}, ([8, 7, 6, 5, 4, 3, 2, 1], "length", None)),
         (8, {"stop_token_ids": [EOS], "ignore_eos": True}, ([8, 7, 6, 5, 4, 3, 2], "stop", EOS)),
     ],
 )

@@ -125,7 +125,7 @@ def test_a_worker_fills_the_memory_that_its_device_reports(tmp_path: Path, monke
     # 0.9 x 4,194,304 - 1,048,576 - 786,432 = 1,939,865 bytes, in blocks of 2 x 2 x 4 x 2 x 16 x 4 = 2,048.
     assert worker_module.Worker(config).initialize().num_device_blocks == 947
     assert measured == [
-        *[("embed", 4), ("layers_0", 4), ("logits", 4), ("sample", 4), ("score", 4), ("add_bias", 4)],
+        *[("embed", 4), ("layers_0", 4), ("logits", 4), ("sample", 4), ("score", 4), ("edit_logits", 4)],
         *[("copy_blocks", 16), ("gather_blocks", 16), ("scatter_blocks", 16)],
     ]
 

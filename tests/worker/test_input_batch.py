@@ -157,9 +157,9 @@ def test_draws_that_are_too_many_come_in_rounds():
     assert [draws.sampling.logits_indices.tolist() for draws in inputs.draw_rounds] == [[0, 0], [0, 1], [3, 0]]
     seeds = [[low for _, low in draws.sampling.seeds.tolist()] for draws in inputs.draw_rounds]
     assert seeds == [[10, 11], [12, 20], [30, 0]]
-    first, second, third = (draws.bias for draws in inputs.draw_rounds)
+    first, second, third = (draws.edits for draws in inputs.draw_rounds)
     assert first is None and third is None
-    assert [column.tolist() for column in second] == [[1], [9], [1.0]]
+    assert [column.tolist() for column in second] == [[1], [9], [1.0], [1.0], [0.0], [False, False]]
 
 
 def test_logit_biases_stand_beside_the_draws_that_they_are_for():
@@ -167,15 +167,37 @@ def test_logit_biases_stand_beside_the_draws_that_they_are_for():
     new = [_new(1, [5], [1]), _new(2, [6], [2], logit_bias={9: -100.0, 4: 0.5}), _new(3, [7, 8], [3])]
     inputs = _run(batch, _step(0, {1: 1, 2: 1, 3: 1}, new, num_samples={2: 2}))
     assert inputs.draws == [1, 2, 2]
-    assert [column.tolist() for column in inputs.draw_rounds[0].bias] == [
+    assert [column.tolist() for column in inputs.draw_rounds[0].edits] == [
         [1, 1, 2, 2],
         [9, 4, 9, 4],
         [-100.0, 0.5, -100.0, 0.5],
+        [1.0] * 4,
+        [0.0] * 4,
+        [False] * 4,
     ]
     inputs = _run(batch, _step(1, {1: 1, 3: 1}, cached=([1, 3], [[5], []], [[], []], [])))
-    assert inputs.draw_rounds[0].bias is None  # sequence 2 isn't in this step
+    assert inputs.draw_rounds[0].edits is None  # sequence 2 isn't in this step
     inputs = _run(batch, _step(2, {4: 1}, [_new(4, [6], [2])], dropped=[2]))
-    assert inputs.draw_rounds[0].bias is None
+    assert inputs.draw_rounds[0].edits is None
+
+
+def test_edits_follow_the_tokens_of_their_sequence():
+    batch = _batch(max_num_seqs=4)
+    new = [
+        _new(1, [5, 6], [1], frequency_penalty=0.5, repetition_penalty=2.0),
+        _new(2, [7], [2], allowed_token_ids=[3, 9]),
+    ]
+    edits = _run(batch, _step(0, {1: 2, 2: 1}, new)).draw_rounds[0].edits
+    assert [column.tolist() for column in edits] == [
+        [0, 0, 1, 1],
+        [5, 6, 3, 9],
+        [0.0] * 4,
+        [2.0, 2.0, 1.0, 1.0],
+        [0.0] * 4,
+        [False, True, False, False],
+    ]
+    edits = _run(batch, _step(1, {1: 1}, cached=([1], [[6]], [[]], []))).draw_rounds[0].edits
+    assert [column.tolist() for column in edits] == [[0, 0], [5, 6], [0.0, 0.0], [2.0, 2.0], [0.0, 0.5], [False]]
 
 
 def test_a_step_longer_than_the_ladder_takes_several_passes():

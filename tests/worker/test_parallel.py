@@ -84,7 +84,7 @@ def test_a_plan_needs_no_weights_and_holds_no_layer_twice() -> None:
     assert [array.shape for array in first.cache] == [(9, 4, 4, 4)] * 2
     names = {program.name for program in first.programs}, {program.name for program in last.programs}
     blocks = {"copy_blocks", "gather_blocks", "scatter_blocks"}
-    assert names == ({"embed", "layers_0", *blocks}, {"layers_0", "logits", "sample", "score", "add_bias", *blocks})
+    assert names == ({"embed", "layers_0", *blocks}, {"layers_0", "logits", "sample", "score", "edit_logits", *blocks})
     assert isinstance(last.model.frame.embed.weight.get_value(), jax.ShapeDtypeStruct)
 
 

@@ -69,6 +69,6 @@ def test_the_list_of_programs():
     names = [(program.name, program.size) for program in _tiny_programs((2, 16), num_blocks=4)]
     assert names == [
         *[("embed", 2), ("layers_0", 2), ("logits", 2), ("embed", 16), ("layers_0", 16), ("logits", 16)],
-        *[("sample", 2), ("score", 2), ("add_bias", 2), ("sample", 8), ("score", 8), ("add_bias", 8)],
+        *[("sample", 2), ("score", 2), ("edit_logits", 2), ("sample", 8), ("score", 8), ("edit_logits", 8)],
         *[("copy_blocks", 16), ("gather_blocks", 16), ("scatter_blocks", 16)],
     ]

@@ -231,3 +231,40 @@ def test_draws_in_rounds_are_the_draws_of_one_round(model, tmp_path, monkeypatch
     at_once = draw_all()
     monkeypatch.setattr(buckets, "_MAX_NUM_DRAWS_CPU", 2)
     assert draw_all() == at_once and len(at_once) == 3
+
+
+def test_what_may_not_come_is_not_drawn_and_what_must_is(worker, model):
+    """B46, B8: one allowed token is every token; all tokens that would end it are banned before min_tokens."""
+    token_ids = [int(t) for t in np.random.default_rng(7).integers(3, 300, 6)]
+    logits = dense_logits(model, token_ids)[-1]
+    best = np.argsort(-logits).tolist()
+    short = {"logprobs": None, "prompt_logprobs": None}
+    allowed = _new(1, token_ids, [3, 4], allowed_token_ids=[best[250]], temperature=1.0, prompt_logprobs=None)
+    ending = _new(2, token_ids, [5, 6], min_tokens=1, stop_token_ids=best[2:4], **short)
+    ending = msgspec.structs.replace(ending, eos_token_ids=best[:2])
+    wordy = _new(3, token_ids, [7, 8], **short)
+    wordy = msgspec.structs.replace(wordy, bad_words_token_ids=[[best[0]], [best[1], 9]])
+    output = _run(worker, {1: 6}, [allowed], forget=True)
+    assert output.sampled[1][0].token_id == best[250]
+    log_probs = _log_softmax(logits)
+    assert output.sampled[1][0].logprobs.logprob == pytest.approx(log_probs[best[250]], abs=1e-5)
+    cached = CachedSequences([1], [[best[250]]], [[]], [])
+    output = _run(worker, {1: 1, 2: 6, 3: 6}, [ending, wordy], cached)
+    assert output.sampled[1][0].token_id == best[250]
+    assert output.sampled[2][0].token_id == best[4]
+    assert output.sampled[3][0].token_id == best[1]
+
+
+def test_a_repeated_token_is_penalized(worker, model):
+    token_ids = [int(t) for t in np.random.default_rng(8).integers(3, 300, 6)]
+    params = {"logprobs": None, "prompt_logprobs": None, "repetition_penalty": 1.5, "frequency_penalty": 0.1}
+    seen, output = list(token_ids), _run(worker, {1: 6}, [_new(1, token_ids, [3, 4, 5], **params)], forget=True)
+    for _ in range(4):
+        logits = dense_logits(model, seen)[-1].astype(np.float64)
+        for token_id in set(seen):
+            logits[token_id] *= 1 / 1.5 if logits[token_id] > 0 else 1.5
+            logits[token_id] -= 0.1 * seen[6:].count(token_id)
+        token_id = output.sampled[1][0].token_id
+        assert token_id == int(np.argmax(logits))
+        seen.append(token_id)
+        output = _run(worker, {1: 1}, cached=CachedSequences([1], [[token_id]], [[]], []))

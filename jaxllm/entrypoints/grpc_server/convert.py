@@ -11,7 +11,13 @@ from jaxllm.sampling_params import SamplingParams
 
 MAX_MESSAGES = 4096
 # What is many in a message -> what SamplingParams wants.
-_PLAIN: dict[str, Callable[[Any], Any]] = {"stop": list, "stop_token_ids": list, "logit_bias": dict}
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "stop": list,
+    "stop_token_ids": list,
+    "logit_bias": dict,
+    "allowed_token_ids": list,
+    "bad_words": list,
+}
 _Completion = descriptors.message_class("jaxllm.v1.Completion")
 _ChatChoice = descriptors.message_class("jaxllm.v1.ChatChoice")
 _PositionLogprobs = descriptors.message_class("jaxllm.v1.PositionLogprobs")

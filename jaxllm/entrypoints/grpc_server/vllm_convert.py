@@ -20,10 +20,6 @@ _TopLogProbs = _message_class("vllm.grpc.engine.TopLogProbs")
 
 # Fields that ask for what isn't there -> the values that ask for nothing, besides their zero.
 _UNSUPPORTED_PARAMS: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (),
-    "presence_penalty": (),
-    "repetition_penalty": (1.0,),
-    "min_tokens": (),
     "truncate_prompt_tokens": (),
     "json_schema": (),
     "regex": (),

@@ -1,7 +1,6 @@
 """Runs the servers of one engine on one event loop: uvicorn for HTTP, and gRPC beside it if asked for."""
 
 import asyncio
-import gc
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -12,6 +11,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from jaxllm.engine import garbage
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.entrypoints.admission import AdmissionControl
 from jaxllm.entrypoints.interval_log import INTERVAL_S, IntervalLog
@@ -75,9 +75,7 @@ async def _count(serving: ServingEngine, page: MetricsPage) -> None:
         await serving.engine.wait_ready()
         interval_log: IntervalLog = page.attach()
         serving.was_ready = True
-        # What is alive now stays so: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         _logger.info("ready to answer as %s", ", ".join(serving.served_model_names))
         while True:
             await asyncio.sleep(INTERVAL_S)

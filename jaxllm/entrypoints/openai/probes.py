@@ -16,7 +16,9 @@ class Probes:
         self._serving = serving
 
     async def live(self) -> Response:
-        """Answers 200 as long as the process runs: restarting it would help nobody."""
+        """Answers 200 as long as a restart would help nobody; 503 once the engine has stood still for long."""
+        if self._serving.engine.status().is_hopeless:
+            return json_response({"status": "stalled"}, 503)
         return json_response({"status": "alive"})
 
     async def ready(self) -> Response:
@@ -34,7 +36,7 @@ class Probes:
             "phase": phase,
             "percent": status.percent,
             "eta_s": status.eta_s,
-            "detail": status.detail if phase == "loading" else "",
+            "detail": status.detail if phase in ("loading", "stalled") else "",
         }
         if phase == "ready":
             return json_response(content)

@@ -10,6 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
+from jaxllm.sampling_params import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+)
+
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 _PROMPT_SCHEMA: JsonDict = {
     "anyOf": [
@@ -25,10 +32,6 @@ _PROMPT_SCHEMA: JsonDict = {
 }
 # Fields of other servers that aren't implemented here, with the values that ask for nothing beside null.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none",),
@@ -38,7 +41,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "bad_words": ([],),
     "spaces_between_special_tokens": (True,),
     "return_tokens_as_token_ids": (False,),
 }
@@ -70,7 +72,13 @@ class GenerationRequest(_Body):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
     logit_bias: dict[str, float] | None = Field(None, description="Token id -> what is added to its logit.")
+    allowed_token_ids: list[int] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKENS)
+    bad_words: list[str] | None = Field(None, max_length=MAX_BAD_WORDS)
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20)

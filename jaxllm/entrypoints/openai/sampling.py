@@ -20,6 +20,12 @@ _SHARED = (
     "skip_special_tokens",
     "include_stop_str_in_output",
     "prompt_logprobs",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "allowed_token_ids",
+    "bad_words",
 )
 _COMPLETION = ("max_tokens", "logprobs", "best_of", "use_beam_search", "length_penalty", "early_stopping")
 

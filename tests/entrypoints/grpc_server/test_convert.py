@@ -48,6 +48,12 @@ def test_zeros_and_absent_fields_mean_the_default() -> None:
         ("skip_special_tokens", False),
         ("include_stop_str_in_output", True),
         ("logit_bias", {0: 1.5, 7: -100.0}),
+        ("min_tokens", 3),
+        ("presence_penalty", -0.5),
+        ("frequency_penalty", 2.0),
+        ("repetition_penalty", 1.25),
+        ("allowed_token_ids", [0, 7]),
+        ("bad_words", ["a", "b"]),
     ],
 )
 def test_each_field_arrives(field: str, value: Any) -> None:

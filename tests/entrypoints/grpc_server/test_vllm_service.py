@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -102,14 +103,12 @@ def test_zeros_mean_the_default() -> None:
     assert to_sampling_params(_SamplingParams(temperature=0)).is_greedy
     assert to_sampling_params(_SamplingParams(seed=0)).seed == 0
     assert to_sampling_params(_SamplingParams(logit_bias={7: -0.5})).logit_bias == {7: -0.5}
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5, "min_tokens": 3}
+    assert to_sampling_params(_SamplingParams(**penalties)) == msgspec.structs.replace(expected, **penalties)
     assert to_sampling_params(_SamplingParams(stop=["a"])).detokenize
 
 
 UNSUPPORTED = [
-    ("frequency_penalty", {"sampling_params": {"frequency_penalty": 0.5}}),
-    ("presence_penalty", {"sampling_params": {"presence_penalty": -0.5}}),
-    ("repetition_penalty", {"sampling_params": {"repetition_penalty": 1.5}}),
-    ("min_tokens", {"sampling_params": {"min_tokens": 1}}),
     ("truncate_prompt_tokens", {"sampling_params": {"truncate_prompt_tokens": 0}}),
     ("regex", {"sampling_params": {"regex": ""}}),
     ("choice", {"sampling_params": {"choice": {"choices": ["a"]}}}),

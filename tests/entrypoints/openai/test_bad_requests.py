@@ -46,12 +46,17 @@ BAD_SAMPLING = [
     ({"stream": True, "stream_options": {"colour": 1}}, "colour", "unsupported_parameter"),
     ({"priority": 3}, "priority", None),
     ({"cache_salt": ""}, "cache_salt", None),
-    ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty", "unsupported_parameter"),
-    ({"min_tokens": 3}, "min_tokens", "unsupported_parameter"),
+    ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+    ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+    ({"min_tokens": 10, "max_tokens": 9}, "min_tokens", None),
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
-    ({"bad_words": ["x"]}, "bad_words", "unsupported_parameter"),
-    ({"allowed_token_ids": []}, "allowed_token_ids", "unsupported_parameter"),
+    ({"bad_words": [" "]}, "bad_words", None),
+    ({"bad_words": "x"}, "bad_words", "invalid_value"),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
+    ({"allowed_token_ids": [999]}, "allowed_token_ids", None),
+    ({"allowed_token_ids": [257], "min_tokens": 1}, "allowed_token_ids", None),  # nothing could come
     ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
     ({"temprature": 1}, "temprature", "unsupported_parameter"),
 ]
@@ -148,16 +153,12 @@ def test_a_body_has_a_largest_size() -> None:
 
 def test_neutral_values_of_what_is_not_supported_are_no_reason_to_refuse() -> None:
     neutral = {
-        "presence_penalty": 0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
         "suffix": None,
         "tools": None,
         "tool_choice": "none",
         "response_format": {"type": "text"},
         "user": "me",
         "store": False,
-        "min_tokens": 0,
     }
 
     async def run() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.asgi import Call, FakeServer, fake_server
+from tests.fakes.gated_executor import GatedExecutor
 from tests.fakes.server_executor import expected_text
 
 COMPLETION = {"prompt": "a" * 20, "max_tokens": 1000, "temperature": 0}
@@ -34,6 +35,28 @@ def test_what_a_client_asked_for_ends_when_it_goes(fields: dict[str, Any], strea
             text = (await server.get("/metrics")).body.decode()
             num = len(fields["prompt"]) if "prompt" in fields else 1
             assert f'finished_reason="abort",model_name="fake"}} {num}.0' in text
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3, "temperature": 1}])
+def test_the_blocks_of_a_closed_stream_are_free_after_the_step_that_runs(fields: dict[str, Any]) -> None:
+    gate, num_begun = GatedExecutor.gate, GatedExecutor.num_begun
+
+    async def run() -> None:
+        async with fake_server("tests.fakes.gated_executor:GatedExecutor", max_model_len=2000) as server:
+            gate.release(3)
+            call = server.call("POST", "/v1/completions", {**COMPLETION, **fields, "stream": True})
+            while GatedExecutor.num_begun < num_begun + 4:
+                await asyncio.sleep(0.01)
+            call.disconnect()
+            await call.reply()
+            while server.engine.num_unfinished_requests:
+                await asyncio.sleep(0.01)
+            assert await server.metric("vllm:kv_cache_usage_perc") > 0
+            gate.release()  # the step that had begun when the client went; another one would wait for ever
+            await asyncio.wait_for(until_idle(server), 250)
+            assert GatedExecutor.num_begun == num_begun + 4
 
     asyncio.run(run())
 

@@ -7,6 +7,7 @@ import pytest
 
 import jaxllm
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
+from jaxllm.engine.core_messages import Pulse
 from jaxllm.engine.front_end import FrontEnd
 from jaxllm.entrypoints.admission import AdmissionControl, QueueFullError
 from jaxllm.entrypoints.openai.api_server import build_app
@@ -111,6 +112,31 @@ def test_it_answers_while_the_model_loads() -> None:
         serving.was_ready = True
         assert (await server.post("/v1/completions", {"prompt": "a"})).status == 200
         await engine.shutdown()
+
+    asyncio.run(run())
+
+
+def test_a_standstill_shows_in_ready_first_and_in_live_when_it_lasts() -> None:
+    async def run() -> None:
+        async with fake_server() as server:
+            client = server.engine._start._client
+            assert client is not None
+            for replica, silent_s, ready, live in (
+                (0, 9, 200, 200),
+                (0, 10, 503, 200),
+                (1, 0, 503, 200),  # another replica's sign of life
+                (0, 29, 503, 200),
+                (0, 30, 503, 503),
+                (0, 0, 200, 200),
+            ):
+                client._receive(Pulse(silent_s, replica))
+                statuses = [(await server.get(path)).status for path in ("/ready", "/health", "/live")]
+                assert statuses == [ready, ready, live]
+            client._receive(Pulse(12))
+            health = (await server.get("/health")).json
+            assert (health["phase"], health["detail"]) == ("stalled", "no sign of life for 12 s")
+            reply = await server.post("/v1/completions", {"prompt": "a"})  # it may come back
+            assert reply.status == 200
 
     asyncio.run(run())
 

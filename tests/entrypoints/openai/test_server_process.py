@@ -92,6 +92,20 @@ def test_when_the_core_is_killed_every_client_is_told_and_the_server_ends_with_5
     assert "Traceback" not in server.log_text()
 
 
+def test_a_frozen_core_is_told_and_may_come_back(server: ServerProcess) -> None:
+    stream = Stream(server, max_tokens=2000)
+    core = server.core_pid()
+    os.kill(core, signal.SIGSTOP)
+    server.wait_until(lambda: health_phase(server) == "stalled", "a standstill")
+    assert server.get("/ready")[0] == server.get("/health")[0] == 503
+    assert server.get("/live")[0] == 200
+    assert f"the engine process ({core}) stands still" in server.log_text()
+    os.kill(core, signal.SIGCONT)
+    server.wait_until(lambda: server.get("/ready")[0] == 200, "its return")
+    assert stream.result()[-1]["choices"][0]["finish_reason"] == "length"
+    assert "Current thread" in server.log_text()  # its stacks
+
+
 @pytest.mark.parametrize("phase", ["loading", "idle", "busy"])
 def test_when_the_server_is_killed_nothing_is_left(phase: str) -> None:
     with (
