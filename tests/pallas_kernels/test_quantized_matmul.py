@@ -132,8 +132,9 @@ def test_rows_by_hand():
 
 
 def test_product_by_hand():
-    x, weight = jnp.array([[1.0, 2.0]]), jnp.array([[3, 4], [-5, 6]], jnp.int8)
+    x, weight = jnp.array([[1.0, 2.0]], jnp.bfloat16), jnp.array([[3, 4], [-5, 6]], jnp.int8)
     out = quantized_matmul(x, weight, jnp.array([[10.0, 0.5]]), backend="xla")
+    assert out.dtype == jnp.bfloat16
     assert np.asarray(out).tolist() == [[110.0, 3.5]]
 
 
