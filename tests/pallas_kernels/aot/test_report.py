@@ -54,6 +54,11 @@ def test_a_row_stands_beside_the_in_tree_kernels_figures() -> None:
     assert cells[4:] == "3.2 3.0 MiB - 0 700 900 1.37 50% 25% 500.0 330.0 99% 100% 428.5 77%".split()
 
 
+def test_another_kernel_of_the_same_shape_does_not() -> None:
+    update = OURS._replace(key=OURS.key._replace(kernel="kv_cache_update"))
+    assert format_table([update, IN_TREE]).splitlines()[2].split()[-2:] == ["-", "-"]
+
+
 def test_a_gpu_row_has_registers_and_shared_memory() -> None:
     row = Row(RowKey("paged_attention", "Llama-3-8B decode", "sm_90"), True, None, GPU_FIGURES)
     cells = format_table([row]).splitlines()[2].split()
