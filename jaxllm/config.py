@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.exceptions import ConfigError
-from jaxllm.quantization import SCHEMES
+from jaxllm.quantization import SCHEMES, Scheme
 
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 PREEMPTION_MODES = ("auto", "swap", "recompute")
@@ -44,6 +44,7 @@ class ModelConfig:
       layer_types: For each layer one of LAYER_TYPES; empty where all see everything.
       eos_token_ids: Token ids that end a text; may be empty.
       extra: What only some families read, by the config's own names.
+      stored_scheme: What the checkpoint's quantized weights are multiplied as; None where they are, or become, floats.
     """
 
     architecture: str
@@ -69,6 +70,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+    stored_scheme: Scheme | None = None
 
     def __post_init__(self) -> None:
         sizes = (

@@ -27,6 +27,7 @@ from jaxllm.exceptions import ConfigError
 from jaxllm.executor.choice import EXECUTOR_CLASSES, choose_backend
 from jaxllm.model_loader.generation_config import choose_generation_config
 from jaxllm.model_loader.hf_config import model_config_from_hf
+from jaxllm.model_loader.stored_quantization import METHODS, stored_method
 from jaxllm.quantization import SCHEMES
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ class EngineArgs:
     quantization: str | None = _arg(
         EngineConfig.quantization,
         "how weights are stored: int8 and fp8 products are of quantized activations, those of int8_wo and int4_wo "
-        "of weights alone; if not given, as the checkpoint has them",
+        "of weights alone; if not given, or given by the checkpoint's own method, as the checkpoint has them",
         flags=("-q",),
-        choices=tuple(SCHEMES),
+        choices=tuple(dict.fromkeys((*SCHEMES, *METHODS))),
     )
     kv_cache_dtype: str = _arg(
         CacheConfig.cache_dtype,
@@ -276,7 +277,15 @@ class EngineArgs:
 
     def _stored_quantization(self, checkpoint: "OpenedModel") -> str | None:
         """Returns the scheme of the weights: what was asked for, or what the checkpoint has them in."""
-        stored = checkpoint.quantization
+        stored, method = checkpoint.quantization, stored_method(checkpoint.config)
+        if self.quantization is not None and self.quantization == method:
+            return None
+        if self.quantization in METHODS and self.quantization not in SCHEMES:
+            raise ConfigError(
+                f"{checkpoint.path}: its weights are stored as {method or 'floats'}, got quantization "
+                f"{self.quantization}, which is read but not made; leave --quantization out, or set "
+                f"{', '.join(SCHEMES)}"
+            )
         if stored is not None and self.quantization not in (None, stored):
             raise ConfigError(
                 f"{checkpoint.path}: its weights are stored as {stored}, got quantization {self.quantization}; leave "

@@ -37,7 +37,8 @@ _DTYPES = {
     "int4": np.dtype(ml_dtypes.int4),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
 }
-_LARGEST = {"int8": 127.0, "int4": 7.0, "float8_e4m3fn": 448.0}
+_MOST = {"int8": 127, "int4": 7}
+_LARGEST = {"int8": 127.0, "int4": -8.0, "float8_e4m3fn": 448.0}
 
 
 @dataclass(frozen=True)
@@ -187,13 +188,19 @@ def _rotated(x: np.ndarray, rotation: np.ndarray | None) -> np.ndarray:
 
 
 def _quantize(x: np.ndarray, axis: int, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
-    """Maps the largest magnitude along `axis` to the largest number; zeros have scale 1. Changes x."""
+    """Maps the largest magnitude along `axis` to the largest number; zeros have scale 1. Changes x.
+
+    Four bits go from -8 to 7, and all sixteen numbers count: the largest weight becomes -8, its scale has the sign for
+    that, and one of the other sign that would become 8 is 7.
+    """
     largest = np.abs(x).max(axis=axis, keepdims=True)
+    if scheme.dtype_name == "int4":
+        largest = np.take_along_axis(x, np.abs(x).argmax(axis=axis, keepdims=True), axis)
     scales = np.where(largest == 0, np.float32(1), largest / np.float32(_LARGEST[scheme.dtype_name]))
     np.divide(x, scales, out=x)
     if scheme.dtype_name == "float8_e4m3fn":
         return x.astype(scheme.dtype), scales
-    return np.rint(x, out=x).astype(np.int8).astype(scheme.dtype), scales
+    return np.rint(x, out=x).clip(max=_MOST[scheme.dtype_name]).astype(np.int8).astype(scheme.dtype), scales
 
 
 def _chunks(num_rows: int, num_inputs: int) -> Iterator[slice]:

@@ -46,6 +46,41 @@ class Even:
         return _up_to(np.arange(num_shards * per_shard).reshape(num_shards, per_shard), self.count)
 
 
+class UndividedError(ValueError):
+    """What must stay together would be dealt to several shards."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What there is one of for `size` neighbours of a part, a scale say: it goes where they go.
+
+    >>> Groups(Even(count=6, width=4), size=2).units(num_shards=4).tolist()
+    [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [-1, -1, -1, -1]]
+    """
+
+    part: Part
+    size: int
+
+    @property
+    def count(self) -> int:
+        return self.part.count * self.part.width // self.size
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    def units(self, num_shards: int) -> np.ndarray:
+        elements = element_order([self.part], num_shards).reshape(num_shards, -1)
+        if elements.shape[1] % self.size:
+            raise UndividedError(f"groups of {self.size} don't divide the {elements.shape[1]} that each device has")
+        groups = elements.reshape(num_shards, -1, self.size)
+        first = groups[..., :1]
+        whole = np.where(first < 0, -1, first + np.arange(self.size))
+        if (groups != whole).any() or (first[first >= 0] % self.size).any():
+            raise UndividedError(f"groups of {self.size} would be cut between devices")
+        return np.where(first < 0, -1, first // self.size)[..., 0]
+
+
 @dataclass(frozen=True)
 class HeadSplit:
     """Query heads, in groups that share a key-value head, over shards.

@@ -261,3 +261,16 @@ def test_parallel_sizes_below_one_are_refused(flag: str, name: str) -> None:
 def test_unknown_backends_are_refused() -> None:
     with pytest.raises(ConfigError, match="must be one of uni, mp, ray, external_launcher, got 'mpi'"):
         ParallelConfig(distributed_executor_backend="mpi")
+
+
+def test_the_checkpoints_own_quantization_may_be_named() -> None:
+    checkpoint = TinyCheckpoint(64)
+    with pytest.raises(ConfigError, match="stored as floats, got quantization awq, which is read but not made"):
+        EngineArgs(model="x", quantization="awq").create_engine_config(checkpoint)
+    checkpoint.config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    for quantization in (None, "awq"):
+        config = EngineArgs(model="x", quantization=quantization).create_engine_config(checkpoint)
+        assert config.quantization is None and config.model.stored_scheme is not None
+    assert EngineArgs(model="x", quantization="int8").create_engine_config(checkpoint).quantization == "int8"
+    with pytest.raises(ConfigError, match="stored as awq, got quantization gptq"):
+        EngineArgs(model="x", quantization="gptq").create_engine_config(checkpoint)

@@ -24,15 +24,15 @@ def test_groups_of_inputs_have_their_own_scales():
     weight = np.array([[7.0, -3.0, 0.7, 0.1], [1.0, 14.0, 0.0, 0.0]], np.float32)
     values, scales = quantize(weight, _GROUPS_OF_2)
     assert values.dtype == ml_dtypes.int4
-    assert values.astype(int).tolist() == [[7, -3, 7, 1], [0, 7, 0, 0]]
-    np.testing.assert_allclose(scales, [[1.0, 2.0], [0.1, 1.0]], rtol=1e-6)
+    assert values.astype(int).tolist() == [[-8, 3, -8, -1], [-1, -8, 0, 0]]
+    np.testing.assert_allclose(scales, [[-0.875, -1.75], [-0.0875, 1.0]], rtol=1e-6)
 
 
 def test_experts_are_stored_the_other_way_round():
     weight = np.array([[[7.0, 0.7], [-3.0, 0.1], [1.0, 0.0], [14.0, 0.0]]], np.float32)  # [E, I, O]
     values, scales = quantize(weight, _GROUPS_OF_2)
-    assert values.astype(int).tolist() == [[[7, 7], [-3, 1], [0, 0], [7, 0]]]
-    np.testing.assert_allclose(scales, [[[1.0, 0.1], [2.0, 1.0]]], rtol=1e-6)
+    assert values.astype(int).tolist() == [[[-8, -8], [3, -1], [-1, 0], [-8, 0]]]
+    np.testing.assert_allclose(scales, [[[-0.875, -0.0875], [-1.75, 1.0]]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_inputs, num_groups", [(256, 2), (576, 9), (32, 1), (100, 1), (7, 1)])
@@ -53,11 +53,12 @@ def test_what_is_lost_is_at_most_half_a_step(scheme, shape, dtype, seed):
     quantized = quantize(weight, scheme)
     error = np.abs(dequantize(quantized, scheme) - weight.astype(np.float32))
     size = shape[1] // quantized.scales.shape[-2]
-    steps = np.repeat(quantized.scales if len(shape) == 3 else quantized.scales.T, size, axis=1)
+    steps = np.abs(np.repeat(quantized.scales if len(shape) == 3 else quantized.scales.T, size, axis=1))
     if scheme.dtype_name == "float8_e4m3fn":  # three bits after the leading one; below 2**-6 steps of 2**-9
         bound = np.maximum(np.abs(weight.astype(np.float32)) / 16, steps * 2.0**-10)
     else:
-        bound = steps / 2
+        is_clipped = (quantized.values.astype(int) == 7) & (scheme.dtype_name == "int4")  # from up to 8
+        bound = np.where(is_clipped, steps, steps / 2)
     assert np.all(error <= bound * 1.001)
 
 

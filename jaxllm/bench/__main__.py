@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from jaxllm.bench import host, load, quality, serve, throughput
+from jaxllm.bench import attention, host, load, quality, serve, throughput
 
 _COMMANDS = {
+    "attention": attention.main,
     "host": host.main,
     "load": load.main,
     "quality": quality.main,

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.quantization import Scheme
-from sharding.rules import Axis, axis_name
+from sharding.rules import Axis, SplitAxis, axis_name
+from sharding.split import Even, Groups
 
 
 def parameter(shape: Sequence[int], axes: Sequence[Axis], dtype: jnp.dtype) -> nnx.Param[jax.Array]:
@@ -34,12 +35,20 @@ def quantized(weight: "nnx.Param[jax.Array]", scheme: Scheme) -> tuple["nnx.Para
     shape, axes = weight.get_value().shape, weight.get_metadata("logical_axes")
     numbers = nnx.Param(jnp.zeros(shape, held_dtype(scheme)), logical_axes=axes, scheme=scheme)
     num_groups = scheme.num_groups(shape[1])
-    in_axis = axis_name(axes[1]) if num_groups > 1 else None
+    in_axis = _axis_of_groups(axes[1], shape[1], shape[1] // num_groups) if num_groups > 1 else None
     if len(shape) == 3:
         scales = parameter((shape[0], num_groups, shape[2]), (axes[0], in_axis, axes[2]), jnp.dtype(jnp.float32))
     else:
         scales = parameter((num_groups, shape[0]), (in_axis, axes[0]), jnp.dtype(jnp.float32))
     return numbers, scales
+
+
+def _axis_of_groups(axis: Axis, num_inputs: int, size: int) -> Axis:
+    """Returns the axis of what there is one of for `size` inputs, which are dealt to devices as `axis` says."""
+    if axis is None:
+        return None
+    parts = axis.parts if isinstance(axis, SplitAxis) else (Even(num_inputs),)
+    return SplitAxis(axis_name(axis) or "", tuple(Groups(part, size) for part in parts))
 
 
 def held_dtype(scheme: Scheme) -> jnp.dtype:

@@ -11,10 +11,12 @@ import numpy as np
 from jaxllm.exceptions import ModelLoadError, ModelNotFoundError
 from jaxllm.model_loader import aliases, demo_models, hub
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
-from jaxllm.model_loader.model_files import PICKLE_SUFFIXES, refuse_pickle
+from jaxllm.model_loader.model_files import PICKLE_SUFFIXES, read_json, refuse_pickle
 from jaxllm.model_loader.model_folder import CONFIG_NAME, ModelFolder
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint, is_converted
+from jaxllm.model_loader.quantized_checkpoint import QuantizedCheckpoint
 from jaxllm.model_loader.safetensors_reader import HuggingFaceCheckpoint
+from jaxllm.model_loader.stored_quantization import stored_format
 
 
 class OpenedModel(Protocol):
@@ -38,8 +40,6 @@ class Checkpoint(OpenedModel, Protocol):
     """An opened model whose tensors are on disk, under Hugging Face names."""
 
     def tensor_names(self) -> list[str]: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor: in its stored dtype, or float32 where it was quantised."""
@@ -69,7 +69,8 @@ def open_checkpoint(model: str, load_format: str = "auto") -> Checkpoint | Orbax
         case "orbax":
             return OrbaxCheckpoint(path)
         case _:
-            return HuggingFaceCheckpoint(path)
+            config = read_json(path / CONFIG_NAME)
+            return QuantizedCheckpoint(path) if stored_format(config) else HuggingFaceCheckpoint(path)
 
 
 def open_model(model: str, load_format: str = "auto") -> OpenedModel:

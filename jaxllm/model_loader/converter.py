@@ -21,6 +21,7 @@ from jaxllm.exceptions import ConfigError
 from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.loader import load_model
+from jaxllm.model_loader.model_files import read_json
 from jaxllm.model_loader.model_folder import CONFIG_NAME, GENERATION_CONFIG_NAME, TOKENIZER_NAMES
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
 from jaxllm.model_loader.orbax_manifest import (
@@ -33,6 +34,8 @@ from jaxllm.model_loader.orbax_manifest import (
     write_manifest,
 )
 from jaxllm.model_loader.orbax_writer import save_weights
+from jaxllm.model_loader.quantized_checkpoint import QuantizedCheckpoint
+from jaxllm.model_loader.stored_quantization import without_quantization
 from jaxllm.models.causal_lm import CausalLM
 from sharding.mesh import make_mesh
 from sharding.partition import pieces_of
@@ -63,6 +66,11 @@ def convert(
     checkpoint = open_checkpoint(source)
     if isinstance(checkpoint, OrbaxCheckpoint):
         raise ConfigError(f"{checkpoint.path}: is converted already; give the model that it was made from")
+    if isinstance(checkpoint, QuantizedCheckpoint) and quantization is None:
+        raise ConfigError(
+            f"{checkpoint.path}: its weights are stored as numbers, which are converted to others only; set "
+            "--quantization, or load it as it is"
+        )
     args = EngineArgs(model=source, dtype=dtype, quantization=quantization, tensor_parallel_size=tensor_parallel_size)
     config = args.create_engine_config(checkpoint)
     stored_dtype = jnp.dtype(_stored_dtype(checkpoint, dtype))
@@ -100,7 +108,11 @@ def _write_configs(folder: Path, checkpoint: Checkpoint) -> None:
         (folder / CONFIG_NAME).write_text(json.dumps(checkpoint.config, indent=1), encoding="utf-8")
         checkpoint.gguf.write_metadata(folder / VOCABULARY_NAME)
         return
-    for name in (CONFIG_NAME, GENERATION_CONFIG_NAME, *TOKENIZER_NAMES):
+    config = read_json(checkpoint.path / CONFIG_NAME)
+    if isinstance(checkpoint, QuantizedCheckpoint):
+        config = without_quantization(config)
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
+    for name in (GENERATION_CONFIG_NAME, *TOKENIZER_NAMES):
         if (checkpoint.path / name).exists():
             shutil.copyfile(checkpoint.path / name, folder / name)
 

@@ -8,6 +8,7 @@ from jaxllm.config import ACTIVATIONS, LAYER_TYPES, ModelConfig
 from jaxllm.exceptions import ConfigError, ModelLoadError, UnsupportedModelError
 from jaxllm.model_loader.config_fields import boolean, integer, number, token_ids
 from jaxllm.model_loader.family_configs import TRANSLATORS
+from jaxllm.model_loader.stored_quantization import stored_format
 from jaxllm.models.registry import FAMILIES
 
 __all__ = ["model_config_from_hf", "token_ids"]
@@ -26,15 +27,12 @@ def model_config_from_hf(config: dict[str, Any]) -> ModelConfig:
     """Builds a ModelConfig from a config in Hugging Face's form, of transformers 4 or 5.
 
     Raises:
-      UnsupportedModelError: The architecture, or a variant that the config asks for, isn't supported.
+      UnsupportedModelError: The architecture, a variant that the config asks for, or a format of numbers isn't
+        supported.
       ModelLoadError: A number is missing, not a number, or out of range.
     """
     architecture = _architecture(config)
-    if config.get("quantization_config") is not None:
-        raise UnsupportedModelError(
-            "Hugging Face checkpoints with a quantization_config are not supported; "
-            "give the unquantised model or a .gguf file"
-        )
+    stored = stored_format(config)
     config = {**config, "extra": {}}
     if architecture in TRANSLATORS:
         config = TRANSLATORS[architecture](config)
@@ -67,6 +65,7 @@ def model_config_from_hf(config: dict[str, Any]) -> ModelConfig:
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=token_ids(config, "eos_token_id"),
             extra=config["extra"],
+            stored_scheme=stored.scheme if stored else None,
         )
     except ConfigError as error:
         raise ModelLoadError(f"the model's config is damaged: {error}") from error

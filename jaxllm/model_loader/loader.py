@@ -12,15 +12,16 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxllm.config import KV_CACHE_DTYPES, EngineConfig, ModelConfig
+from jaxllm.exceptions import ConfigError
 from jaxllm.layers.quantization import declare_cache_scales, declare_quantized
 from jaxllm.layers.rope import for_context
 from jaxllm.logger import get_logger
-from jaxllm.model_loader.weight_readers import open_reader
+from jaxllm.model_loader.weight_readers import SchemeOf, open_reader, stated_schemes
 from jaxllm.models.causal_lm import CausalLM, Family, ModelPart, model_parts
 from jaxllm.models.registry import FAMILIES
 from jaxllm.progress import progress_bar
-from jaxllm.quantization import SCHEMES
 from sharding.partition import abstract_weight
+from sharding.split import UndividedError
 
 _logger = get_logger(__name__)
 
@@ -42,14 +43,15 @@ def load_model(
 
     Raises:
       ModelLoadError: A tensor is missing, left over, or of another shape than the config says.
+      ConfigError: Inputs that share a scale would be on several devices.
     """
     model = _settled(config)
     family: Family = importlib.import_module(FAMILIES[model.architecture]).FAMILY
     part = part or model_parts(model.num_hidden_layers, 1)[0]
-    declared = _declare(config, model, family, dtype, hidden_dtype, part)
-    num_gb = _num_bytes(declared, part) / 1e9
     start_s = time.monotonic()
     reader = open_reader(config, model, family)
+    declared = _declare(config, model, family, dtype, hidden_dtype, part, reader.scheme_of)
+    num_gb = _num_bytes(declared, part) / 1e9
     with progress_bar(num_gb * 1e9, "loading weights", "B") as bar:
 
         def load(name: str, parameter: nnx.Param[jax.Array]) -> jax.Array:
@@ -78,7 +80,8 @@ def abstract_model(
         want = parameter.get_value()
         return abstract_weight(want.shape, want.dtype, mesh, parameter.get_metadata("logical_axes"))
 
-    return _filled(_declare(config, model, family, dtype, hidden_dtype, part), part, describe)
+    declared = _declare(config, model, family, dtype, hidden_dtype, part, stated_schemes(config))
+    return _filled(declared, part, describe)
 
 
 def _settled(config: EngineConfig) -> ModelConfig:
@@ -95,14 +98,14 @@ def _declare(
     dtype: jnp.dtype,
     hidden_dtype: jnp.dtype,
     part: ModelPart,
+    scheme_of: SchemeOf,
 ) -> CausalLM:
     """Declares the part's layers and the whole frame, without taking memory."""
-    scheme = SCHEMES.get(config.quantization or "")
 
     def build() -> CausalLM:
         layers = [family.build_layer(model_config, index, dtype) for index in part.layers]
         declared = CausalLM(family.build_frame(model_config, dtype, hidden_dtype), layers)
-        declare_quantized(declared, lambda _: scheme)
+        declare_quantized(declared, lambda path, num_inputs: scheme_of(_name_in_whole(path, part), num_inputs))
         if KV_CACHE_DTYPES[config.cache.cache_dtype] == "int8":
             declare_cache_scales(declared)
         return declared
@@ -115,11 +118,20 @@ def _filled(model: CausalLM, part: ModelPart, make: Callable[[str, Any], Any]) -
     """Replaces the declarations that the part holds by make(name in the whole model, declaration).
 
     In the order of the names: numbers come before their scales.
+
+    Raises:
+      ConfigError: Inputs that share a scale would be on several devices.
     """
     graph_def, state = nnx.split(model)
     parameters = dict(nnx.to_flat_state(state))
     for path, name in _held(model, part, parameters):
-        parameters[path] = parameters[path].replace(make(name, parameters[path]))
+        try:
+            parameters[path] = parameters[path].replace(make(name, parameters[path]))
+        except UndividedError as error:
+            raise ConfigError(
+                f"{name} can't be shared between devices: {error}; set a smaller --tensor-parallel-size or "
+                "--quantization int8_wo"
+            ) from error
     return nnx.merge(graph_def, nnx.from_flat_state(parameters))
 
 
@@ -132,8 +144,11 @@ def _num_bytes(model: CausalLM, part: ModelPart) -> int:
 def _held(model: CausalLM, part: ModelPart, paths: Iterable[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...], str]]:
     """Yields those paths of a declared part that it holds, each with its name in the whole model."""
     for path in paths:
-        kind, place, *rest = path
-        if kind == "layers":
-            yield path, ".".join(map(str, (kind, part.layers[place], *rest)))
-        elif part.holds(model.frame, place):
-            yield path, ".".join(map(str, path))
+        if path[0] == "layers" or part.holds(model.frame, path[1]):
+            yield path, _name_in_whole(".".join(map(str, path)), part)
+
+
+def _name_in_whole(name: str, part: ModelPart) -> str:
+    """Returns a parameter's name in the whole model, of the one in a part, whose layers count from 0."""
+    kind, place, *rest = name.split(".")
+    return ".".join((kind, str(part.layers[int(place)]), *rest)) if kind == "layers" else name

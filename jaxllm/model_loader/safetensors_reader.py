@@ -5,6 +5,7 @@ missing shard is found before anything is loaded. Doesn't know what the tensors 
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -24,11 +25,19 @@ from jaxllm.model_loader.model_folder import ModelFolder
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_DIMS = 8
-_DTYPES = {
+FLOATS = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+# Of quantized weights, which mean nothing without their scales.
+NUMBERS = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 
 
@@ -45,20 +54,27 @@ class StoredTensor(NamedTuple):
 class HuggingFaceCheckpoint(ModelFolder):
     """Implements checkpoint.Checkpoint on a folder.
 
+    Args:
+      path: The folder.
+      dtypes: What its tensors may be, by the format's own names.
+
     Raises:
       ModelLoadError: A file is missing, truncated or contradicts another.
       UnsupportedModelError: A tensor's type is one that isn't read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dtypes: Mapping[str, np.dtype] = FLOATS) -> None:
         super().__init__(path)
-        self._tensors = _find_tensors(path)
+        self._tensors = _find_tensors(path, dtypes)
 
     def tensor_names(self) -> list[str]:
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].shape
+
+    def dtype(self, name: str) -> np.dtype:
+        return self._tensors[name].dtype
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor in its stored dtype.
@@ -75,7 +91,7 @@ class HuggingFaceCheckpoint(ModelFolder):
         return data.view(tensor.dtype).reshape(tensor.shape)
 
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
+def read_header(path: Path, dtypes: Mapping[str, np.dtype] = FLOATS) -> dict[str, StoredTensor]:
     """Reads and checks one safetensors file's header.
 
     Raises:
@@ -96,23 +112,23 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         header = parse_json_object(file.read(header_bytes), f"{path}: the header", is_unique=True)
     header.pop("__metadata__", None)
     data_start = 8 + header_bytes
-    tensors = {name: _parse_entry(path, name, entry, data_start) for name, entry in header.items()}
+    tensors = {name: _parse_entry(path, name, entry, data_start, dtypes) for name, entry in header.items()}
     _check_layout(path, tensors, data_start, size)
     return tensors
 
 
-def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> StoredTensor:
+def _parse_entry(path: Path, name: str, entry: Any, data_start: int, dtypes: Mapping[str, np.dtype]) -> StoredTensor:
     where = f"{path}: tensor {name!r:.200}"
     if not isinstance(entry, dict):
         raise ModelLoadError(f"{where}: the header's entry must be an object, got {entry!r:.80}")
     shape, offsets, dtype_name = entry.get("shape"), entry.get("data_offsets"), entry.get("dtype")
     if not _is_sizes(shape, range(MAX_DIMS + 1)) or not _is_sizes(offsets, range(2, 3)):
         raise ModelLoadError(f"{where}: shape and data_offsets are damaged: {shape!r:.80}, {offsets!r:.80}")
-    if not isinstance(dtype_name, str) or dtype_name not in _DTYPES:
+    if not isinstance(dtype_name, str) or dtype_name not in dtypes:
         raise UnsupportedModelError(
-            f"{where}: is stored as {dtype_name!r:.40}, which is not read; supported: {', '.join(_DTYPES)}"
+            f"{where}: is stored as {dtype_name!r:.40}, which is not read; supported: {', '.join(dtypes)}"
         )
-    dtype = _DTYPES[dtype_name]
+    dtype = dtypes[dtype_name]
     num_bytes = math.prod(shape) * dtype.itemsize
     if offsets[1] - offsets[0] != num_bytes:
         raise ModelLoadError(f"{where}: expected {num_bytes} bytes for shape {shape}, got data_offsets {offsets}")
@@ -139,13 +155,13 @@ def _check_layout(path: Path, tensors: dict[str, StoredTensor], data_start: int,
         raise ModelLoadError(f"{path}: is truncated or damaged: expected {position} bytes by its header, got {size}")
 
 
-def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
+def _find_tensors(folder: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, StoredTensor]:
     index_path = folder / INDEX_NAME
     if index_path.exists():
-        return _read_shards(folder, _weight_map(index_path))
+        return _read_shards(folder, _weight_map(index_path), dtypes)
     single = folder / "model.safetensors"
     if single.exists():
-        return read_header(single)
+        return read_header(single, dtypes)
     others = sorted(folder.glob("*.safetensors"))
     if not others:
         pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES)
@@ -153,7 +169,7 @@ def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
         raise ModelLoadError(f"{folder}: has a config.json but no *.safetensors file{hint}")
     tensors: dict[str, StoredTensor] = {}
     for path in others:
-        header = read_header(path)
+        header = read_header(path, dtypes)
         if repeated := tensors.keys() & header.keys():
             raise ModelLoadError(f"{path}: tensor {min(repeated)!r:.200} is in another file of the folder too")
         tensors |= header
@@ -174,7 +190,7 @@ def _weight_map(index_path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTensor]:
+def _read_shards(folder: Path, weight_map: dict[str, str], dtypes: Mapping[str, np.dtype]) -> dict[str, StoredTensor]:
     shard_names = sorted(set(weight_map.values()))
     missing = [name for name in shard_names if not (folder / name).exists()]
     if missing:
@@ -182,7 +198,7 @@ def _read_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTe
             f"{folder}: expected the {len(shard_names)} files named by {INDEX_NAME}, {missing[0]!r:.200} is missing "
             f"({len(shard_names) - len(missing)} found); download the folder again"
         )
-    headers = {name: read_header(folder / name) for name in shard_names}
+    headers = {name: read_header(folder / name, dtypes) for name in shard_names}
     for tensor_name, shard_name in weight_map.items():
         if tensor_name not in headers[shard_name]:
             raise ModelLoadError(

@@ -15,17 +15,24 @@ from jaxllm.model_loader.checkpoint import Checkpoint, open_checkpoint
 from jaxllm.model_loader.dummy_weights import dummy_weight
 from jaxllm.model_loader.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.model_loader.orbax_checkpoint import OrbaxCheckpoint
+from jaxllm.model_loader.quantized_checkpoint import QuantizedCheckpoint
+from jaxllm.model_loader.stored_numbers import StoredNumbers
 from jaxllm.models.causal_lm import Family
 from jaxllm.models.weight_map import Weight, joined
-from jaxllm.quantization import SCALE_SUFFIX, QuantizedWeight, Scheme, quantize, quantize_joined
+from jaxllm.quantization import SCALE_SUFFIX, SCHEMES, QuantizedWeight, Scheme, quantize, quantize_joined
 from sharding.partition import abstract_weight, dealt_shape, pieces_of, put, put_weight, whole_again
 
 _CACHE_SCALES = ".cache_scales"
 _FLOATS = ("float32", "float16", "bfloat16")
+SchemeOf = Callable[[str, int], Scheme | None]  # (path of a parameter in CausalLM, its inputs) -> how it is held
 
 
 class WeightReader(Protocol):
     """Brings weights to their devices, in the order in which the model declares them."""
+
+    def scheme_of(self, name: str, num_inputs: int) -> Scheme | None:
+        """Returns how the parameter of that name in CausalLM is held, if it can be quantized; None: as floats."""
+        ...
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Returns the parameter of that name in CausalLM.
@@ -42,14 +49,17 @@ def open_reader(config: EngineConfig, model: ModelConfig, family: Family) -> Wei
     Raises:
       ModelLoadError: A tensor is missing or left over, or a file is damaged.
     """
+    scheme_of = stated_schemes(config)
     if config.load_format == "dummy":
         return TensorReader(
-            lambda _, shape: dummy_weight(shape), lambda _, shape, scheme: quantize(dummy_weight(shape), scheme)
+            lambda _, shape: dummy_weight(shape),
+            lambda _, shape, scheme: quantize(dummy_weight(shape), scheme),
+            scheme_of,
         )
     checkpoint = open_checkpoint(str(config.model_path), config.load_format)
     weights = weight_map(model, family)
     if isinstance(checkpoint, OrbaxCheckpoint):
-        return OrbaxReader(checkpoint, weights)
+        return OrbaxReader(checkpoint, weights, scheme_of)
     stored_names = _stored_names(checkpoint, weights, model, family)
 
     def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -58,7 +68,23 @@ def open_reader(config: EngineConfig, model: ModelConfig, family: Family) -> Wei
     def read_numbers(name: str, shape: tuple[int, ...], scheme: Scheme) -> QuantizedWeight:
         return arrange_numbers(checkpoint, weights[name], stored_names, shape, scheme)
 
-    return TensorReader(read, read_numbers)
+    if not isinstance(checkpoint, QuantizedCheckpoint) or config.quantization is not None:
+        return TensorReader(read, read_numbers, scheme_of)
+    stored = StoredNumbers(checkpoint, weights, stored_names)
+
+    def read_dequantized(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        stored.tell_dequantized(name)
+        return read(name, shape)
+
+    return TensorReader(read_dequantized, stored.read, stored.scheme_of)
+
+
+def stated_schemes(config: EngineConfig) -> SchemeOf:
+    """Returns how weights are held by the configuration alone: as asked for, or what is stored of layers as stored."""
+    scheme = SCHEMES.get(config.quantization or "")
+    if scheme is not None or config.model.stored_scheme is None:
+        return lambda *_: scheme
+    return lambda name, _: config.model.stored_scheme if name.startswith("layers.") else None
 
 
 class TensorReader:
@@ -67,15 +93,21 @@ class TensorReader:
     Args:
       read: (name of the parameter, its shape) -> its value as floats.
       read_numbers: (name, shape, scheme) -> its numbers.
+      scheme_of: As WeightReader's.
     """
 
     def __init__(
         self,
         read: Callable[[str, tuple[int, ...]], np.ndarray],
         read_numbers: Callable[[str, tuple[int, ...], Scheme], QuantizedWeight],
+        scheme_of: SchemeOf,
     ) -> None:
-        self._read, self._read_numbers = read, read_numbers
+        self._read, self._read_numbers, self._scheme_of = read, read_numbers, scheme_of
         self._scales: dict[str, np.ndarray] = {}  # they come with their numbers, and wait for their turn
+
+    def scheme_of(self, name: str, num_inputs: int) -> Scheme | None:
+        """Implements WeightReader."""
+        return self._scheme_of(name, num_inputs)
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
@@ -96,14 +128,18 @@ class TensorReader:
 class OrbaxReader:
     """Reads a converted model's weights, each device's part straight to it where they are laid out for the mesh."""
 
-    def __init__(self, checkpoint: OrbaxCheckpoint, weights: Mapping[str, Weight]) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: OrbaxCheckpoint, weights: Mapping[str, Weight], scheme_of: SchemeOf) -> None:
+        self._checkpoint, self._scheme_of = checkpoint, scheme_of
         stored = checkpoint.manifest.weights
         if left_over := sorted(name for name in stored if name.removesuffix(SCALE_SUFFIX) not in weights):
             raise ModelLoadError(
                 f"{checkpoint.path}: has a weight {left_over[0]!r:.200}, which its config doesn't ask for; "
                 "the folder is damaged or the config belongs to another model"
             )
+
+    def scheme_of(self, name: str, num_inputs: int) -> Scheme | None:
+        """Implements WeightReader."""
+        return self._scheme_of(name, num_inputs)
 
     def load(self, name: str, parameter: "nnx.Param[jax.Array]", mesh: Mesh) -> jax.Array:
         """Implements WeightReader."""
@@ -219,6 +255,8 @@ def _stored_names(
         stored = {family.prefix + name: name for name in stored}
     if config.tie_word_embeddings:
         stored.pop("lm_head.weight", None)
+    if isinstance(checkpoint, QuantizedCheckpoint):
+        stored = {name: own for name, own in stored.items() if name in needed or not checkpoint.is_idle_bias(own)}
     missing, left_over = sorted(set(needed) - stored.keys()), sorted(stored.keys() - set(needed))
     if missing or left_over:
         has = "" if missing else f"has {left_over[0]!r:.200}, which {config.architecture} doesn't use"

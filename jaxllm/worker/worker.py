@@ -208,7 +208,8 @@ def _describe(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, cache_dtype: j
     _logger.info("%s, %s, compute dtype %s, %s", platform, device_kind, dtype.name, describe_backends())
     if mesh.size > 1:
         _logger.info("mesh: %s", ", ".join(f"{name} {size}" for name, size in mesh.shape.items()))
-    for line in describe_formats(SCHEMES.get(config.quantization or ""), cache_dtype, mesh.devices.ravel()[0]):
+    scheme = SCHEMES.get(config.quantization or "", config.model.stored_scheme)
+    for line in describe_formats(scheme, cache_dtype, mesh.devices.ravel()[0]):
         _logger.info("%s", line)
     for line in padding_costs(config.model, config.parallel.tensor_parallel_size):
         _logger.info("%s", line)

@@ -1,6 +1,6 @@
-"""kill -9 in both directions, and of a worker, which is frozen as well; again and again.
+"""kill -9 in both directions, and of a worker; the core and a worker are frozen as well; again and again.
 
-The promises: 2 s until every stream has its error, 5 s until nothing is left.
+The promises: 2 s until every stream has its error, 5 s until nothing is left, 15 s until a frozen core is told of.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from tests.fakes.fake_cores import fake_config, fake_front_end
 _NUM_STREAMS = 32
 _STREAM_DEATH_S = 2.0
 _ORPHAN_DEATH_S = 5.0
+_FREEZE_TOLD_S = 15.0
 
 
 def main() -> int:
@@ -41,6 +42,7 @@ def main() -> int:
     rng = random.Random(args.seed)
     drills = {
         "kill -9 of the core": _kill_core,
+        "SIGSTOP of the core": _freeze_core,
         "kill -9 of the front end": _kill_front_end,
         "kill -9 of a worker": worker_faults.kill_worker,
         "SIGSTOP of a worker": worker_faults.freeze_worker,
@@ -74,6 +76,32 @@ def _kill_core(rng: random.Random) -> float:
         elapsed_s = asyncio.run(drill())
         assert not list(Path(folder).iterdir()) and not psutil.Process().children()
     return elapsed_s
+
+
+def _freeze_core(rng: random.Random) -> float:
+    """Returns the seconds until the engine was said to stand still. Then the core goes on, and so must the streams."""
+
+    async def drill() -> float:
+        engine = AsyncLLMEngine(lambda: fake_front_end(fake_config(max_model_len=4096)))
+        await engine.wait_ready()
+        tasks = [asyncio.create_task(_read(engine, index, max_tokens=1000)) for index in range(_NUM_STREAMS)]
+        await asyncio.sleep(rng.random() / 2)
+        assert engine.status().phase == "ready"
+        (core,) = psutil.Process().children()
+        core.suspend()
+        frozen_s = time.monotonic()
+        while engine.status().phase != "stalled":
+            assert time.monotonic() < frozen_s + _FREEZE_TOLD_S
+            await asyncio.sleep(0.01)
+        elapsed_s = time.monotonic() - frozen_s
+        core.resume()
+        await asyncio.gather(*tasks)
+        while engine.status().phase != "ready":  # its next pulse tells
+            await asyncio.sleep(0.01)
+        await engine.shutdown()
+        return elapsed_s
+
+    return asyncio.run(drill())
 
 
 def _kill_front_end(rng: random.Random) -> float:
@@ -110,8 +138,8 @@ async def _serve() -> None:
     await asyncio.gather(*[_read(engine, index) for index in range(_NUM_STREAMS)])
 
 
-async def _read(engine: AsyncLLMEngine, index: int) -> None:
-    async for _ in engine.generate("abc", SamplingParams(temperature=0, max_tokens=4000), f"r{index}"):
+async def _read(engine: AsyncLLMEngine, index: int, max_tokens: int = 4000) -> None:
+    async for _ in engine.generate("abc", SamplingParams(temperature=0, max_tokens=max_tokens), f"r{index}"):
         pass
 
 

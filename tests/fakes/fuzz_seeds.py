@@ -13,6 +13,7 @@ from jaxllm.tokenizer.sentencepiece_model import UNIGRAM, Rules, write_model
 from tests.fakes.checkpoint_fuzz import Case
 from tests.fakes.golden_families import case_names, read_case, write_folder
 from tests.fakes.mutations import damaged_bytes, damaged_gguf, damaged_json, damaged_safetensors
+from tests.fakes.packed_weights import WAYS, write_packed
 from tests.fakes.tiny_models import (
     TinyModel,
     micro_llama,
@@ -41,7 +42,10 @@ def write_gguf_seeds(folder: Path) -> list[Path]:
 
 
 def write_folder_seeds(folder: Path) -> list[Path]:
-    """Writes a folder with a tokenizer.json, one of two shards with a tokenizer.model, one with a GPT-2 vocabulary."""
+    """Writes a folder with a tokenizer.json, one of two shards with a tokenizer.model, one with a GPT-2 vocabulary.
+
+    And one whose weights are stored as numbers of four bits.
+    """
     plain = write_tiny_folder(folder / "plain", micro_llama())
     (plain / "generation_config.json").write_text('{"eos_token_id": [2, 0], "temperature": 0.6, "top_k": 20}')
     sharded = write_tiny_folder(folder / "sharded", _sentencepiece_llama(), num_shards=2)
@@ -62,13 +66,19 @@ def write_folder_seeds(folder: Path) -> list[Path]:
     )
     (gpt2 / "tokenizer.json").unlink()
     (gpt2 / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content | trim }}{% endfor %}")
-    return [plain, sharded, gpt2]
+    micro = micro_llama()
+    packed, _ = write_packed(folder / "numbers", micro.config, micro.tensors, WAYS["int4, asymmetric"])
+    write_tiny_tokenizer(packed, micro)
+    return [plain, sharded, gpt2, packed]
 
 
 def write_family_seeds(folder: Path) -> list[Path]:
-    """Writes a folder of each family, with a vocabulary of a few tokens."""
+    """Writes a folder of each family, and some of weights stored as numbers, with a vocabulary of a few tokens."""
     first_cases = {family: name for family, name in reversed(case_names())}
     seeds = [write_folder(folder / family, read_case(family, name)) for family, name in sorted(first_cases.items())]
+    case = read_case("llama", first_cases["llama"])
+    for way in ("awq", "gptq", "int8", "fp8 blocks"):
+        seeds.append(write_packed(folder / way, case.config, case.tensors, WAYS[way])[0])
     for seed in seeds:
         write_tiny_tokenizer(seed, micro_llama())
     return seeds

@@ -103,7 +103,9 @@ def test_rope_of_transformers_4_and_5(fields: dict[str, Any], theta: float, scal
         ("layer_types", ["sliding_attention"]),
         ("layer_types", ["linear_attention", "full_attention"]),
         ("sliding_window", 0),
-        ("quantization_config", {"quant_method": "gptq"}),
+        ("quantization_config", {"quant_method": "bitsandbytes"}),
+        ("quantization_config", {"quant_method": "gptq", "bits": 3}),
+        ("quantization_config", [1]),
     ],
 )
 def test_bad_fields(field: str, value: Any) -> None:

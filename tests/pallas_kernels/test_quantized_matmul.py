@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
@@ -49,7 +49,11 @@ def _assert_agrees(backend, arguments, quantize_activations):
 
 
 @pytest.mark.parametrize("backend", _BACKENDS)
-@settings(max_examples=7)
+@settings(max_examples=4)
+@example(num_tokens=40, num_inputs=64, num_outputs=100, scheme=_SCHEMES[0], dtype=jnp.float32)
+@example(num_tokens=40, num_inputs=64, num_outputs=100, scheme=_SCHEMES[1], dtype=jnp.float32)
+@example(num_tokens=2, num_inputs=64, num_outputs=100, scheme=_SCHEMES[2], dtype=jnp.bfloat16)
+@example(num_tokens=40, num_inputs=576, num_outputs=100, scheme=_SCHEMES[3], dtype=jnp.float32)
 @given(
     num_tokens=st.sampled_from([1, 2, 17, 40, 140]),
     num_inputs=st.sampled_from([64, 576, 1024]),
@@ -87,6 +91,11 @@ def test_inputs_shared_by_several_programs_on_triton(num_inputs):
     _assert_agrees("triton", _draw(3, num_inputs, 64, _SCHEMES[3], jnp.float32), False)
 
 
+@pytest.mark.parametrize("backend", _BACKENDS)
+def test_groups_that_take_several_steps(backend):
+    _assert_agrees(backend, _draw(3, 576, 64, (jnp.int4, 192, False), jnp.float32), False)
+
+
 def test_a_chip_without_int8_products_gets_the_same_result(monkeypatch):
     monkeypatch.setattr(tpu_kernel, "_multiplies_int8", lambda interpret: False)
     _assert_agrees("tpu", _draw(8, 256, 128, _SCHEMES[0], jnp.float32), True)
@@ -110,6 +119,12 @@ def test_weights_by_hand():
     np.testing.assert_allclose(np.asarray(scales), [[1 / 7, 1.0], [2.0, 1.0]])
 
 
+def test_fp8_weights_by_hand():
+    values, scales = quantize_weight(jnp.array([[896.0, -448.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]]), jnp.float8_e4m3fn)
+    assert np.asarray(values, np.float32).tolist() == [[448, -224, 1, 0], [0, 0, 0, 0]]
+    assert np.asarray(scales).tolist() == [[2.0, 1.0]]
+
+
 def test_rows_by_hand():
     values, scales = quantize_rows(jnp.array([[127.0, -63.5, 1.0], [0.0, 0.0, 0.0]]))
     assert np.asarray(values).tolist() == [[127, -64, 1], [0, 0, 0]]
@@ -117,8 +132,9 @@ def test_rows_by_hand():
 
 
 def test_product_by_hand():
-    x, weight = jnp.array([[1.0, 2.0]]), jnp.array([[3, 4], [-5, 6]], jnp.int8)
+    x, weight = jnp.array([[1.0, 2.0]], jnp.bfloat16), jnp.array([[3, 4], [-5, 6]], jnp.int8)
     out = quantized_matmul(x, weight, jnp.array([[10.0, 0.5]]), backend="xla")
+    assert out.dtype == jnp.bfloat16
     assert np.asarray(out).tolist() == [[110.0, 3.5]]
 
 

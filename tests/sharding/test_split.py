@@ -1,10 +1,11 @@
 """Heads and other units over shards, against rules that hold for every number of them."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.split import Even, HeadSplit, KVHeads, QueryHeads, element_order
+from sharding.split import Even, Groups, HeadSplit, KVHeads, QueryHeads, UndividedError, element_order
 
 
 def test_smollm2_on_two_devices_gets_12_and_4_heads() -> None:
@@ -45,3 +46,35 @@ def test_even_units_stay_in_order_and_whole(count: int, width: int, num_shards: 
     order = element_order((Even(count, width),), num_shards)
     assert len(order) % num_shards == 0 and order[order >= 0].tolist() == list(range(count * width))
     assert len(order) - count * width < num_shards * width
+
+
+def test_scales_go_where_their_inputs_go() -> None:
+    heads = QueryHeads(num_heads=6, num_kv_heads=2, width=4)  # on four devices: 0 1 | 2 - | 3 4 | 5 -
+    assert Groups(heads, 2).units(4).tolist() == [[0, 1, 2, 3], [4, 5, -1, -1], [6, 7, 8, 9], [10, 11, -1, -1]]
+    assert Groups(heads, 4).units(3).tolist() == [[0, 1, 2], [3, 4, 5], [-1, -1, -1]]
+    with pytest.raises(UndividedError, match="groups of 8 would be cut between devices"):
+        Groups(heads, 8).units(4)
+    with pytest.raises(UndividedError, match="groups of 16 don't divide the 24 that each device has"):
+        Groups(Even(48), 16).units(2)
+
+
+@given(
+    part=st.builds(Even, st.integers(1, 12), st.integers(1, 6))
+    | st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 6)).map(
+        lambda sizes: QueryHeads(sizes[0] * sizes[1], sizes[1], sizes[2])
+    ),
+    size=st.integers(1, 12),
+    num_shards=st.integers(1, 9),
+)
+def test_every_input_finds_its_scale_on_its_device(part: Even | QueryHeads, size: int, num_shards: int) -> None:
+    num_inputs = part.count * part.width
+    if num_inputs % size:
+        return
+    try:
+        scales = element_order([Groups(part, size)], num_shards)
+    except UndividedError:
+        return
+    inputs = element_order([part], num_shards)
+    by_input = np.repeat(scales, size)
+    assert len(inputs) == len(by_input)
+    assert (np.where(inputs < 0, -1, inputs // size) == by_input).all()
