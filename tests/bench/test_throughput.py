@@ -167,5 +167,5 @@ def test_the_door_names_its_commands(argv: list[str], code: int, capsys: pytest.
     assert main(argv) == code
     assert (
         "".join(capsys.readouterr())
-        == "usage: jaxllm bench COMMAND ...; commands: host, load, quality, serve, throughput\n"
+        == "usage: jaxllm bench COMMAND ...; commands: attention, host, load, quality, serve, throughput\n"
     )

@@ -18,23 +18,25 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize(("num_tensor", "num_stages"), [(2, 1), (4, 2)])
-def test_tiny_models_of_many_families(num_tensor, num_stages, tmp_path, monkeypatch):
-    _check_alike(FAMILIES, num_tensor, num_stages, tmp_path, monkeypatch)
+def test_tiny_models_of_many_families(tmp_path, monkeypatch):
+    """On two devices, and on two stages of four each."""
+    _check_alike(FAMILIES, "2x1,4x2", tmp_path, monkeypatch)
 
 
 def test_activations_of_int8_and_a_kv_head_of_zeros(tmp_path, monkeypatch):
     """Three devices fill two KV heads up. Where they share inputs, each scales its activations, so scores differ."""
-    _check_alike({"llama/gqa/int8/int8": 0.1}, 3, 2, tmp_path, monkeypatch)
+    _check_alike({"llama/gqa/int8/int8": 0.1}, "3x2", tmp_path, monkeypatch)
 
 
-def _check_alike(cases, num_tensor, num_stages, tmp_path, monkeypatch):
+def _check_alike(cases, meshes, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXLLM_ATTENTION", "reference")
-    results = run("families", tmp_path, num_tensor, num_stages, *cases)
+    results = run("families", tmp_path, meshes, *cases)
     assert list(results) == list(cases)
-    for case, result in results.items():
-        assert result["shared"] == result["alone"], case
-        assert result["difference"] < cases[case], case
+    for case, by_mesh in results.items():
+        assert len(by_mesh) == len(meshes.split(","))
+        for mesh, result in zip(meshes.split(","), by_mesh, strict=True):
+            assert result["shared"] == result["alone"], (case, mesh)
+            assert result["difference"] < cases[case], (case, mesh)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Runs models on eight virtual CPU devices, in a process of its own: JAX counts its devices once.
 
-    python -m tests.fakes.sharded_models families FOLDER TP PP FAMILY/CASE[/QUANTIZATION/KV_CACHE_DTYPE] ...
+    python -m tests.fakes.sharded_models families FOLDER TPxPP,... FAMILY/CASE[/QUANTIZATION/KV_CACHE_DTYPE] ...
     python -m tests.fakes.sharded_models smollm2 FOLDER TP PP [BACKEND]
     python -m tests.fakes.sharded_models tiny FOLDER TP PP [BACKEND [QUANTIZATION KV_CACHE_DTYPE]]
 
@@ -66,14 +66,16 @@ def _result(process: "subprocess.Popen[str]") -> Any:
     return json.loads(output.splitlines()[-1])
 
 
-def _families(folder: Path, num_tensor: int, num_stages: int, *cases: str) -> dict[str, Any]:
-    """For each case: greedy tokens on one device and on many, and the largest difference of the prompt's scores."""
-    results = {}
+def _families(folder: Path, meshes: str, *cases: str) -> dict[str, list[dict[str, Any]]]:
+    """For each case and mesh: greedy tokens on one device and on it, and the most that scores of the prompt differ."""
+    results: dict[str, list[dict[str, Any]]] = {}
     for case in cases:
         alone_tokens, alone = _golden(folder, case, 1, 1)
-        tokens, scores = _golden(folder, case, num_tensor, num_stages)
-        difference = float(np.abs(scores - alone).max())
-        results[case] = {"alone": alone_tokens, "shared": tokens, "difference": difference}
+        results[case] = []
+        for mesh in meshes.split(","):
+            tokens, scores = _golden(folder, case, *map(int, mesh.split("x")))
+            difference = float(np.abs(scores - alone).max())
+            results[case].append({"alone": alone_tokens, "shared": tokens, "difference": difference})
     return results
 
 
@@ -158,6 +160,11 @@ def _answers(
 
 
 if __name__ == "__main__":
-    _kind, _folder, _num_tensor, _num_stages, *_rest = sys.argv[1:]
-    _function = {"families": _families, "smollm2": _smollm2, "tiny": _tiny}[_kind]
-    print(json.dumps(_function(Path(_folder), int(_num_tensor), int(_num_stages), *_rest)))
+    _kind, _folder, *_rest = sys.argv[1:]
+    if _kind == "families":
+        _printed = _families(Path(_folder), *_rest)
+    else:
+        _num_tensor, _num_stages, *_how = _rest
+        _function = {"smollm2": _smollm2, "tiny": _tiny}[_kind]
+        _printed = _function(Path(_folder), int(_num_tensor), int(_num_stages), *_how)
+    print(json.dumps(_printed))
