@@ -3,7 +3,6 @@
 What measures, and is imported only here, is jaxllm/worker/attention_cost.py.
 """
 
-import argparse
 import dataclasses
 import importlib
 import json
@@ -13,7 +12,7 @@ from typing import Any
 
 from jaxllm.engine.front_end import load_front_end
 from jaxllm.engine_args import EngineArgs
-from jaxllm.entrypoints.arg_parser import ArgParser
+from jaxllm.entrypoints.arg_parser import ArgParser, positive_int
 from jaxllm.exceptions import JaxllmError
 
 _MEASURE = ("jaxllm.worker.attention_cost", "measure_attention")
@@ -49,14 +48,8 @@ def to_lines(costs: Sequence[Any]) -> list[str]:
 def _make_parser() -> ArgParser:
     parser = ArgParser("jaxllm bench attention", "Measure attention beside products with weights, in one decode step.")
     add = parser.add_argument_group("step").add_argument
-    add("--num-seqs", type=_positive_int, default=64, metavar="N", help="sequences that decode (default: 64)")
-    add("--context-len", type=_positive_int, default=160, metavar="N", help="tokens of each (default: 160)")
+    add("--num-seqs", type=positive_int, default=64, metavar="N", help="sequences that decode (default: 64)")
+    add("--context-len", type=positive_int, default=160, metavar="N", help="tokens of each (default: 160)")
     add("--json", action="store_true", help="print one JSON object for each dtype of the KV cache")
     EngineArgs.add_cli_args(parser)
     return parser
-
-
-def _positive_int(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)

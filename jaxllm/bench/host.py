@@ -19,7 +19,7 @@ from typing import Protocol
 from jaxllm.config import CacheConfig, SchedulerConfig
 from jaxllm.engine import garbage
 from jaxllm.engine.output_processor import OutputProcessor
-from jaxllm.entrypoints.arg_parser import ArgParser
+from jaxllm.entrypoints.arg_parser import ArgParser, positive_int
 from jaxllm.exceptions import JaxllmError, exit_code
 from jaxllm.messages import (
     EngineCoreOutputs,
@@ -218,7 +218,7 @@ def _make_parser() -> ArgParser:
     parser = ArgParser("jaxllm bench host", "Measure what each step costs on the host, without a model or a device.")
     parser.add_argument(
         "--num-seqs",
-        type=_positive_int,
+        type=positive_int,
         nargs="+",
         default=list(_NUM_SEQS),
         metavar="N",
@@ -240,14 +240,8 @@ def _make_parser() -> ArgParser:
     return parser
 
 
-def _positive_int(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
-
-
 def _num_steps(text: str) -> int:
-    value = _positive_int(text)
+    value = positive_int(text)
     if value > _MAX_STEPS:
         raise argparse.ArgumentTypeError(f"must be at most {_MAX_STEPS}, got {value}")
     return value

@@ -87,7 +87,7 @@ def _make_parser() -> ArgParser:
     add = parser.add_argument_group("text").add_argument
     add(
         "--num-tokens",
-        type=_positive_int,
+        type=_num_tokens,
         default=_DEFAULT_NUM_TOKENS,
         metavar="N",
         help=f"tokens of text to predict (default: {_DEFAULT_NUM_TOKENS})",
@@ -98,7 +98,7 @@ def _make_parser() -> ArgParser:
     return parser
 
 
-def _positive_int(text: str) -> int:
+def _num_tokens(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"must be an integer of at least 2, got {text!r}")
     return int(text)

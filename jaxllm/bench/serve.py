@@ -17,7 +17,7 @@ from jaxllm.bench.http_client import HttpError, Server, get_json, parse_base_url
 from jaxllm.bench.serve_load import Load, measure_request, random_prompts, run_load
 from jaxllm.bench.serve_plot import check_matplotlib, plot
 from jaxllm.bench.serve_result import METRICS, RequestResult, summarize, to_table
-from jaxllm.entrypoints.arg_parser import ArgParser
+from jaxllm.entrypoints.arg_parser import ArgParser, positive_int
 from jaxllm.entrypoints.prompt_source import read_prompts
 from jaxllm.exceptions import JaxllmError
 from jaxllm.progress import progress_bar
@@ -122,13 +122,13 @@ def _make_parser() -> ArgParser:
     add("--model", help="the model's name (default: the first that the server lists)")
     add("--backend", choices=tuple(_ENDPOINTS), default="completions", help="which API (default: completions)")
     add = parser.add_argument_group("load").add_argument
-    add("--num-prompts", type=_positive_int, default=100, metavar="N", help="requests (default: 100)")
-    add("--random-input-len", type=_positive_int, default=128, metavar="N", help="prompt tokens (default: 128)")
-    add("--random-output-len", type=_positive_int, default=128, metavar="N", help="output tokens (default: 128)")
+    add("--num-prompts", type=positive_int, default=100, metavar="N", help="requests (default: 100)")
+    add("--random-input-len", type=positive_int, default=128, metavar="N", help="prompt tokens (default: 128)")
+    add("--random-output-len", type=positive_int, default=128, metavar="N", help="output tokens (default: 128)")
     add("--prompts-file", metavar="FILE", help="a JSON or text line each, instead of random prompts")
     add("--request-rate", type=_positive, default=float("inf"), metavar="R", help="requests a second (default: inf)")
     add("--burstiness", type=_positive, default=1.0, metavar="B", help="1 is Poisson, less is burstier (default: 1)")
-    add("--max-concurrency", type=_positive_int, metavar="N", help="most requests at a time (default: no limit)")
+    add("--max-concurrency", type=positive_int, metavar="N", help="most requests at a time (default: no limit)")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)")
     add("--seed", type=int, default=0, metavar="N", help="of the prompts and of when they are sent (default: 0)")
     add(
@@ -154,12 +154,6 @@ def _make_parser() -> ArgParser:
     add("--result-filename", metavar="FILE", help="write everything to this file, as JSON")
     add("--plot", metavar="FILE", help="write a picture: .png, .svg or .pdf")
     return parser
-
-
-def _positive_int(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
 
 
 def _positive(text: str) -> float:

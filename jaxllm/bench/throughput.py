@@ -16,7 +16,7 @@ from jaxllm.bench.workload import random_prompts, repeat
 from jaxllm.engine.input_processor import Prompt
 from jaxllm.engine.llm_engine import DEFAULT_ENGINE_PROCESS, EngineProcess
 from jaxllm.engine_args import EngineArgs
-from jaxllm.entrypoints.arg_parser import ArgParser
+from jaxllm.entrypoints.arg_parser import ArgParser, positive_int
 from jaxllm.entrypoints.llm import LLM
 from jaxllm.entrypoints.prompt_source import read_prompts
 from jaxllm.exceptions import JaxllmError
@@ -140,20 +140,20 @@ def _make_parser() -> ArgParser:
     add = parser.add_argument_group("workload").add_argument
     add(
         "--num-prompts",
-        type=_positive_int,
+        type=positive_int,
         metavar="N",
         help=f"number of requests (default: {_DEFAULT_NUM_PROMPTS}, or one a line of --prompts-file)",
     )
     add(
         "--input-len",
-        type=_positive_int,
+        type=positive_int,
         default=128,
         metavar="N",
         help="tokens of a random prompt (default: 128)",
     )
     add(
         "--output-len",
-        type=_positive_int,
+        type=positive_int,
         default=128,
         metavar="N",
         help="tokens to generate for each prompt (default: 128)",
@@ -161,7 +161,7 @@ def _make_parser() -> ArgParser:
     add("--prompts-file", metavar="FILE", help="a JSON or text line each, instead of random prompts")
     add(
         "--repeats",
-        type=_positive_int,
+        type=positive_int,
         default=1,
         metavar="N",
         help="timed runs; the fastest counts (default: 1)",
@@ -176,12 +176,6 @@ def _make_parser() -> ArgParser:
     add("--json", action="store_true", help="print the result as one JSON object")
     EngineArgs.add_cli_args(parser)
     return parser
-
-
-def _positive_int(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
 
 
 def _progress(line: str) -> None:

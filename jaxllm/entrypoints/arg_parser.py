@@ -31,6 +31,17 @@ class ArgParser(argparse.ArgumentParser):
         return f"unknown flag {flag}" + (f", did you mean {close[0]}?" if close else "")
 
 
+def positive_int(text: str) -> int:
+    """Reads a flag's value.
+
+    Raises:
+      argparse.ArgumentTypeError: It isn't an integer of at least 1.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
 def _with_dashes(argv: Sequence[str]) -> list[str]:
     args = list(argv)
     end = args.index("--") if "--" in args else len(args)

@@ -109,6 +109,7 @@ def test_workers_go_when_nobody_has_the_executor_any_more() -> None:
     (first, second) = workers_of(psutil.Process())
     del executor
     wait_until(lambda: not first.is_running() and not second.is_running())
+    assert not psutil.pid_exists(first.pid) and not psutil.pid_exists(second.pid)
 
 
 def test_a_death_while_loading_gives_its_last_words_in_one_line() -> None:

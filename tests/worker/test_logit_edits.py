@@ -24,7 +24,8 @@ def test_edits_come_in_as_many_calls_as_they_need() -> None:
         return sampler.edit_logits(logits, edited, edits)
 
     programs = CompiledPrograms({("edit_logits", 2): edit_logits})
-    stage = Stage(make_mesh(jax.devices()[:1]), None, None, programs)  # type: ignore[arg-type]  # neither model nor cache is asked
+    not_asked: Any = None
+    stage = Stage(make_mesh(jax.devices()[:1]), not_asked, not_asked, programs)
     before = np.random.default_rng(0).standard_normal((2, V)).astype(np.float32)
     logits = jnp.asarray(before)
     rows = np.repeat(np.array([0, 1], np.int32), [900, 400])  # row 0 in two calls, row 1 in two as well
