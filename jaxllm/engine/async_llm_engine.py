@@ -161,7 +161,7 @@ class AsyncLLMEngine:
         """
         arrival_time_s = time.monotonic()
         router, input_processor = self._open(await self._wait_started())
-        processed = await self._offload(
+        processed = await self.offload(
             _size_of(prompt), input_processor.process, request_id, prompt, sampling_params, arrival_time_s, priority
         )
         self._check_alive()
@@ -182,11 +182,27 @@ class AsyncLLMEngine:
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Tokenizes without holding up the event loop. The engine must be ready."""
-        return await self._offload(len(text), self.tokenizer.encode, text, add_special_tokens)
+        return await self.offload(len(text), self.tokenizer.encode, text, add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turns token ids into text without holding up the event loop. The engine must be ready."""
-        return await self._offload(len(token_ids), self.tokenizer.decode, token_ids, skip_special_tokens)
+        return await self.offload(len(token_ids), self.tokenizer.decode, token_ids, skip_special_tokens)
+
+    async def offload(self, size: int, function: Callable[..., T], *args: Any) -> T:
+        """Calls a function that has much to do with texts or tokens, on a thread if its input is large.
+
+        The threads are few: with many that want to run, the event loop's would seldom have its turn.
+
+        Args:
+          size: How many characters or tokens there are.
+
+        Raises:
+          EngineDeadError: The engine has failed, or shuts down.
+        """
+        if size <= _INLINE_SIZE:
+            return function(*args)
+        self._check_alive()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     async def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix. Returns False, and does nothing, while a request runs.
@@ -253,13 +269,6 @@ class AsyncLLMEngine:
             raise EngineDeadError(str(error))
         if self._is_draining or self._start.is_stopped:
             raise EngineDeadError("the engine is shutting down and takes no further request")
-
-    async def _offload(self, size: int, function: Callable[..., T], *args: Any) -> T:
-        """Calls a function, on a thread if its input is large."""
-        if size <= _INLINE_SIZE:
-            return function(*args)
-        self._check_alive()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
 
 def _size_of(prompt: Any) -> int:

@@ -33,7 +33,7 @@ class HuggingFaceTokenizer:
         check_unicode(text)
         # The batch form lets other threads run meanwhile; `encode` would hold them up for seconds on a long text.
         try:
-            return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:  # a damaged vocabulary shows late: the piece for unknown text may lack
             reason = reason_of(error)
             raise InvalidRequestError(f"the model's tokenizer can't encode the prompt: {reason}", "prompt") from error

@@ -1,6 +1,5 @@
 """jaxllm.v1.Inference: text, chat and tokens for people and scripts. protos/jaxllm.proto says what each method does."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -158,10 +157,11 @@ class InferenceService:
         self._door.check_ready()
 
     async def _chat_prompt(self, request: Any) -> TokensPrompt:
-        """Renders and tokenizes the request's messages on a thread: a template may take its time."""
+        """Renders and tokenizes the request's messages."""
         messages = convert.to_messages(request.messages)
         adds = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
-        return await asyncio.to_thread(chat_prompt, self._door.engine.tokenizer, messages, adds)
+        engine, size = self._door.engine, sum(len(message["content"]) for message in messages)
+        return await engine.offload(size, chat_prompt, engine.tokenizer, messages, adds)
 
     async def _run(
         self, request: Any, prompt: Prompt, params: SamplingParams, name: str, final_only: bool

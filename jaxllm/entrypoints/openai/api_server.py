@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import jaxllm
-from jaxllm.entrypoints.openai.body import read_body
+from jaxllm.entrypoints.openai.body import BodyReader
 from jaxllm.entrypoints.openai.disconnect import while_connected
 from jaxllm.entrypoints.openai.errors import ApiError, to_api_error
 from jaxllm.entrypoints.openai.metrics_page import MetricsPage
@@ -44,8 +44,9 @@ def build_app(serving: ServingEngine, page: MetricsPage) -> FastAPI:
     app = FastAPI(title="jaxllm", version=jaxllm.__version__, redoc_url=None)
     app.add_exception_handler(HTTPException, _on_http_error)
     _add_probes(app, Probes(serving))
-    _add_generation(app, serving)
-    _add_tokens(app, TokenService(serving))
+    bodies = BodyReader()
+    _add_generation(app, bodies, serving)
+    _add_tokens(app, bodies, TokenService(serving))
     _add_facts(app, serving, page)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
@@ -57,14 +58,14 @@ def _add_probes(app: FastAPI, probes: Probes) -> None:
     app.get("/health")(probes.health)
 
 
-def _add_generation(app: FastAPI, serving: ServingEngine) -> None:
-    _add_post(app, "/v1/completions", CompletionRequest, CompletionService(serving).create)
-    _add_post(app, "/v1/chat/completions", ChatCompletionRequest, ChatService(serving).create)
+def _add_generation(app: FastAPI, bodies: BodyReader, serving: ServingEngine) -> None:
+    _add_post(app, bodies, "/v1/completions", CompletionRequest, CompletionService(serving).create)
+    _add_post(app, bodies, "/v1/chat/completions", ChatCompletionRequest, ChatService(serving).create)
 
 
-def _add_tokens(app: FastAPI, tokens: TokenService) -> None:
-    _add_post(app, "/tokenize", TokenizeRequest, tokens.tokenize)
-    _add_post(app, "/detokenize", DetokenizeRequest, tokens.detokenize)
+def _add_tokens(app: FastAPI, bodies: BodyReader, tokens: TokenService) -> None:
+    _add_post(app, bodies, "/tokenize", TokenizeRequest, tokens.tokenize)
+    _add_post(app, bodies, "/detokenize", DetokenizeRequest, tokens.detokenize)
 
 
 def _add_facts(app: FastAPI, serving: ServingEngine, page: MetricsPage) -> None:
@@ -92,13 +93,17 @@ def _add_facts(app: FastAPI, serving: ServingEngine, page: MetricsPage) -> None:
 
 
 def _add_post(
-    app: FastAPI, path: str, model: type[Body], handle: Callable[[Body], Coroutine[Any, Any, Response]]
+    app: FastAPI,
+    bodies: BodyReader,
+    path: str,
+    model: type[Body],
+    handle: Callable[[Body], Coroutine[Any, Any, Response]],
 ) -> None:
     """Adds a route that reads a JSON body; the work for it ends when its client goes."""
 
     async def route(request: Request) -> Response:
         async def read_and_handle() -> Response:
-            body = await read_body(request, model)
+            body = await bodies.read(request, model)
             return await while_connected(request, handle(body))
 
         return await _answer(read_and_handle(), prompt_field)

@@ -1,6 +1,8 @@
 """From a request's bytes to one of protocol.py's models: size, JSON, kinds of fields, fields that aren't ours."""
 
+import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,22 +14,31 @@ from jaxllm.entrypoints.openai.protocol import NEUTRAL_VALUES
 
 MAX_BODY_BYTES = 8 << 20
 MAX_DEPTH = 64
+_INLINE_BYTES = 16 << 10  # handing less than this to a thread costs more than doing it
 Model = TypeVar("Model", bound=BaseModel)
 
 _decoder = msgspec.json.Decoder()
 
 
-async def read_body(request: Request, model: type[Model]) -> Model:
-    """Reads and checks a request's body.
+class BodyReader:
+    """Reads bodies; large ones may hold millions of token ids, and are parsed beside the event loop, one at a time."""
 
-    Raises:
-      ApiError: 413 if it is too large, else 400: it is no JSON, or a field is missing, wrong or not supported.
-    """
-    return parse_body(await _read_bytes(request), model)
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "body")
+
+    async def read(self, request: Request, model: type[Model]) -> Model:
+        """Reads and checks a request's body.
+
+        Raises:
+          ApiError: 413 if it is too large, else 400: it is no JSON, or a field is missing, wrong or not supported.
+        """
+        data = await _read_bytes(request)
+        if len(data) <= _INLINE_BYTES:
+            return _parse(data, model)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _parse, data, model)
 
 
-def parse_body(data: bytes, model: type[Model]) -> Model:
-    """Parses and checks a body, as `read_body` does."""
+def _parse(data: bytes, model: type[Model]) -> Model:
     try:
         value = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

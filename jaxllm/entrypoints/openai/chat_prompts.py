@@ -1,28 +1,25 @@
 """Messages of a request -> the prompt that the model's chat template makes of them, off the event loop."""
 
-import asyncio
 from collections.abc import Sequence
 
+from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.engine.input_processor import TokensPrompt
 from jaxllm.entrypoints.offline_runner import chat_prompt
 from jaxllm.entrypoints.openai.protocol import ChatMessage
-from jaxllm.tokenizer.tokenizer import Tokenizer
-
-_INLINE_CHARS = 4096  # handing less than this to a thread costs more than doing it
 
 
 async def render_prompt(
-    tokenizer: Tokenizer, messages: Sequence[ChatMessage], add_generation_prompt: bool
+    engine: AsyncLLMEngine, messages: Sequence[ChatMessage], add_generation_prompt: bool
 ) -> TokensPrompt:
     """Returns a conversation as a tokenized prompt.
 
     Raises:
       InvalidRequestError: The model has no chat template, or it refuses the conversation.
+      EngineDeadError: The engine has failed, or shuts down.
     """
     plain = [_plain_message(message) for message in messages]
-    if sum(len(message["content"]) for message in plain) <= _INLINE_CHARS:
-        return chat_prompt(tokenizer, plain, add_generation_prompt)
-    return await asyncio.to_thread(chat_prompt, tokenizer, plain, add_generation_prompt)
+    size = sum(len(message["content"]) for message in plain)
+    return await engine.offload(size, chat_prompt, engine.tokenizer, plain, add_generation_prompt)
 
 
 def _plain_message(message: ChatMessage) -> dict[str, str]:

@@ -42,9 +42,7 @@ class ChatService:
         model = serving.model_of(request.model)
         params = chat_params(request, serving.sampling_defaults)
         serving.check_priority(request.priority)
-        prompt = await render_prompt(
-            serving.engine.tokenizer, request.messages, request.add_generation_prompt is not False
-        )
+        prompt = await render_prompt(serving.engine, request.messages, request.add_generation_prompt is not False)
         if request.cache_salt is not None:
             prompt = TokensPrompt(**prompt, cache_salt=request.cache_salt)
         run = serving.run([prompt], params, request.priority or 0, final_only=not request.stream)

@@ -194,10 +194,11 @@ def _prompt_list(prompt: Any) -> list[str | list[int]]:
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise InvalidRequestError("prompt must be a text, token ids, or a list of either that isn't empty", "prompt")
-    if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+    kinds = set(map(type, prompt))  # there may be millions of ids
+    if kinds == {int}:
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequestError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
-    if all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt):
+    if kinds in ({str}, {list}):
         return prompt
     raise InvalidRequestError("prompt must hold texts alone, or lists of token ids alone", "prompt")

@@ -1,7 +1,5 @@
 """POST /tokenize and /detokenize: the model's tokenizer for those who count, off the event loop."""
 
-import asyncio
-
 from starlette.responses import Response
 
 from jaxllm.entrypoints.openai.chat_prompts import render_prompt
@@ -35,7 +33,7 @@ class TokenService:
             "token_strs": None,
         }
         if request.return_token_strs:
-            answer["token_strs"] = await asyncio.to_thread(_token_texts, engine.tokenizer, ids)
+            answer["token_strs"] = await engine.offload(len(ids), _token_texts, engine.tokenizer, ids)
         return json_response(answer)
 
     async def detokenize(self, request: DetokenizeRequest) -> Response:
@@ -58,7 +56,7 @@ class TokenService:
             return await engine.encode(request.prompt, request.add_special_tokens is not False)
         if request.add_special_tokens:
             raise InvalidRequestError("add_special_tokens must be false with messages", "add_special_tokens")
-        prompt = await render_prompt(engine.tokenizer, request.messages, request.add_generation_prompt is not False)
+        prompt = await render_prompt(engine, request.messages, request.add_generation_prompt is not False)
         return prompt["prompt_token_ids"]
 
 
