@@ -2,6 +2,7 @@
 
 import argparse
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_MAX_QUEUE = 4096
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30.0
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class ServerSettings:
       tls: The certificates of both servers; None leaves everything in the clear.
       api_keys: A client must bring one of them; none lets everybody in.
       is_insecure: Whether an address that others can reach may be served without a key.
+      allowed_origins: Web pages that may ask from a browser, such as "https://chat.example"; "*" allows any.
       served_model_names: What clients call the model; answers carry the first.
       max_queue: Most sequences that may wait for their first token; None sets no limit.
       shutdown_timeout_s: How long requests may go on after SIGTERM or Ctrl-C.
@@ -39,6 +42,7 @@ class ServerSettings:
     tls: TlsFiles | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     is_insecure: bool = False
+    allowed_origins: tuple[str, ...] = ()
     served_model_names: tuple[str, ...]
     max_queue: int | None = DEFAULT_MAX_QUEUE
     shutdown_timeout_s: float = DEFAULT_SHUTDOWN_TIMEOUT_S
@@ -59,6 +63,12 @@ class ServerSettings:
             )
         if not all(self.api_keys) or not all(self.served_model_names):
             raise ConfigError("keys and model names must not be empty; set --api-key or --served-model-name")
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"an allowed origin must be such as https://chat.example or http://localhost:3000, or *, got "
+                    f"{origin!r:.80}; set --allowed-origins"
+                )
         if not self.api_keys and not self.is_insecure and not self.is_loopback:
             raise ConfigError(
                 f"others can reach {self.host}, and no key is set; set --api-key (or JAXLLM_API_KEY), or --insecure"
@@ -100,6 +110,13 @@ class ServerSettings:
         add("--ssl-ca-certs", metavar="FILE", help="clients must bring a certificate that one of these has signed")
         add("--api-key", action="append", default=[], metavar="KEY", help="clients must bring it; may be repeated")
         add("--insecure", action="store_true", help="serve an address that others can reach without a key")
+        add(
+            "--allowed-origins",
+            nargs="+",
+            default=[],
+            metavar="ORIGIN",
+            help="web pages that may ask from a browser, such as https://chat.example; * allows any (default: none)",
+        )
         add("--served-model-name", nargs="+", metavar="NAME", help="what clients call the model (default: --model)")
         add(
             "--max-queue",
@@ -134,6 +151,7 @@ class ServerSettings:
             tls=TlsFiles.from_flags(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs),
             api_keys=tuple(args.api_key) + (() if env_key is None else (env_key,)),
             is_insecure=args.insecure,
+            allowed_origins=tuple(args.allowed_origins),
             served_model_names=tuple(args.served_model_name or (args.model,)),
             max_queue=args.max_queue or None,
             shutdown_timeout_s=args.shutdown_timeout,

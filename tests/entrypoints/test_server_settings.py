@@ -21,6 +21,7 @@ def test_defaults_are_for_one_machine_alone() -> None:
     assert (made.host, made.port, made.grpc_port, made.api_keys) == ("127.0.0.1", 8000, None, ())
     assert (made.served_model_names, made.max_queue, made.shutdown_timeout_s) == (("model",), 4096, 30.0)
     assert "127.0.0.1" in made.allowed_hosts
+    assert made.allowed_origins == ()
 
 
 def test_flags_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +32,8 @@ def test_flags_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.allowed_hosts is None
     assert "from-env" not in repr(made)
     assert settings("--max-queue", "0").max_queue is None
+    origins = ("http://localhost:3000", "https://chat.example", "http://[::1]:80", "*")
+    assert settings("--allowed-origins", *origins).allowed_origins == origins
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,10 @@ def test_flags_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--shutdown-timeout", "-1"], "--shutdown-timeout"),
         (["--shutdown-timeout", "nan"], "--shutdown-timeout"),
         (["--api-key", ""], "--api-key"),
+        (["--allowed-origins", "chat.example"], "--allowed-origins"),
+        (["--allowed-origins", "*", "https://chat.example/"], "--allowed-origins"),
+        (["--allowed-origins", "https://*.example"], "--allowed-origins"),
+        (["--allowed-origins", "null"], "--allowed-origins"),
     ],
 )
 def test_a_mistake_names_its_flag(flags: list[str], words: str) -> None:

@@ -20,6 +20,7 @@ from jaxllm.entrypoints.openai.api_server import build_app
 from jaxllm.entrypoints.openai.gate import Gate
 from jaxllm.entrypoints.openai.metrics_page import MetricsPage
 from jaxllm.entrypoints.openai.serving_engine import ServingEngine
+from jaxllm.entrypoints.openai.web_pages import for_web_pages
 from tests.fakes.fake_cores import ThreadCore, fake_config, fake_front_end
 
 SERVER_EXECUTOR = "tests.fakes.server_executor:ServerExecutor"
@@ -141,17 +142,18 @@ async def fake_server(
     max_queue: int | None = None,
     api_keys: tuple[str, ...] = (),
     allowed_hosts: tuple[str, ...] | None = None,
+    allowed_origins: tuple[str, ...] = (),
 ) -> AsyncIterator[FakeServer]:
     """The whole application in this process, ready."""
     parts = front_end or fake_front_end(fake_config(executor, max_model_len))
     engine = AsyncLLMEngine(lambda: parts, connect=ThreadCore)
     serving = ServingEngine(engine, ("fake", "alias"), AdmissionControl(max_queue))
     page = MetricsPage(serving)
-    app = Gate(build_app(serving, page), serving.admission, api_keys, allowed_hosts)
+    gate = Gate(build_app(serving, page), serving.admission, api_keys, allowed_hosts, allowed_origins)
     await engine.wait_ready()
     page.attach()
     serving.was_ready = True
     try:
-        yield FakeServer(app, engine, serving)
+        yield FakeServer(for_web_pages(gate, allowed_origins), engine, serving)
     finally:
         await engine.shutdown()

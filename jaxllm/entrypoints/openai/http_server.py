@@ -5,11 +5,11 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp
 
 from jaxllm.engine import garbage
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
@@ -17,11 +17,12 @@ from jaxllm.entrypoints.admission import AdmissionControl
 from jaxllm.entrypoints.interval_log import INTERVAL_S, IntervalLog
 from jaxllm.entrypoints.openai.api_server import build_app
 from jaxllm.entrypoints.openai.gate import Gate
+from jaxllm.entrypoints.openai.http_protocol import HttpProtocol
 from jaxllm.entrypoints.openai.lifecycle import Lifecycle, SideServer
 from jaxllm.entrypoints.openai.metrics_page import MetricsPage
 from jaxllm.entrypoints.openai.serving_engine import ServingEngine
+from jaxllm.entrypoints.openai.web_pages import for_web_pages
 from jaxllm.entrypoints.server_settings import ServerSettings
-from jaxllm.entrypoints.tls import TlsFiles
 from jaxllm.exceptions import JaxllmError
 from jaxllm.logger import get_logger
 
@@ -52,10 +53,17 @@ async def _serve(
         admission,
     )
     page = MetricsPage(serving)
-    app = Gate(build_app(serving, page), admission, settings.api_keys, settings.allowed_hosts, settings.logs_requests)
+    gate = Gate(
+        build_app(serving, page),
+        admission,
+        settings.api_keys,
+        settings.allowed_hosts,
+        settings.allowed_origins,
+        settings.logs_requests,
+    )
     side = None if start_side is None else await start_side(engine, admission)
     lifecycle = Lifecycle(serving, side, settings.shutdown_timeout_s)
-    http = _HttpServer(app, settings.tls, lifecycle.on_signal)
+    http = _HttpServer(gate, settings, lifecycle.on_signal)
     serving_http = asyncio.create_task(http.serve(sockets=[listener]))
     counting = asyncio.create_task(_count(serving, page))
     host, port = listener.getsockname()[:2]
@@ -85,12 +93,13 @@ async def _count(serving: ServingEngine, page: MetricsPage) -> None:
 class _HttpServer(uvicorn.Server):
     """uvicorn, whose signals go to our lifecycle: it would stop listening at once, where we drain first."""
 
-    def __init__(self, app: ASGIApp, tls: TlsFiles | None, on_signal: Callable[[int], None]) -> None:
+    def __init__(self, gate: Gate, settings: ServerSettings, on_signal: Callable[[int], None]) -> None:
+        tls = settings.tls
         wants_client_certs = tls is not None and tls.ca_certs is not None
         super().__init__(
             uvicorn.Config(
-                app,
-                http="httptools",
+                for_web_pages(gate, settings.allowed_origins),
+                http=partial(HttpProtocol, gate),  # type: ignore[arg-type]  # uvicorn only calls it
                 ssl_certfile=None if tls is None else tls.certfile,
                 ssl_keyfile=None if tls is None else tls.keyfile,
                 ssl_ca_certs=None if tls is None else tls.ca_certs,
