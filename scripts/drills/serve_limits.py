@@ -5,17 +5,19 @@ The device is a fake whose steps take a millisecond, but for `health`, which wan
 
 import argparse
 import asyncio
+import concurrent.futures
 import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Any, NamedTuple
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 from jaxllm.bench import serve_load
 from jaxllm.bench.http_client import Server, parse_base_url, post_stream
+from scripts.drills.raw_client import Answer, Burst, ask, burst, connect, request_bytes
 
 _FAKE = ["-m", "tests.fakes.fake_server", "tests.fakes.light_executor:LightExecutor"]
 _ENDLESS = {"prompt": "a", "max_tokens": 4000, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -61,31 +63,35 @@ async def _read(server: Server, num_events: int | None) -> None:
 
 async def queue(args: argparse.Namespace) -> None:
     """2,000 requests on as many open connections, written at once; then some one by one while the queue stays full."""
-    async with _server([*_FAKE, "--max-queue", "256"]) as server, AsyncExitStack() as stack:
-        connections = [await stack.enter_async_context(_connection(server)) for _ in range(2000)]
+    async with _server([*_FAKE, "--max-queue", "256"]) as server:
+        connections = [connect(server.host, server.port) for _ in range(2000)]
         body = {"prompt": "a", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-        answers = await asyncio.gather(*(connection.post("/v1/completions", body) for connection in connections))
-        by_status: dict[int, list[_Answer]] = {}
-        for answer in answers:
-            by_status.setdefault(answer.status, []).append(answer)
-        print(f"2000 requests at once: { ({status: len(found) for status, found in sorted(by_status.items())}) }")
-        for status, found in sorted(by_status.items()):
-            _print(f"{status}: ms from reading the request to its answer, by the server", [a.server_ms for a in found])
-            _print(f"{status}: ms from writing it to reading the answer, by the client", [a.client_ms for a in found])
-        await _until_idle(server)
-        long = {**body, "max_tokens": 4000}
-        waiting = []
+        for _ in range(args.repeats):
+            done = burst(connections, _post(server, "/v1/completions", body))
+            _print_burst(done)
+            await _until_idle(server)
+        long = _post(server, "/v1/completions", {**body, "max_tokens": 4000})
         for first in (256, 512):  # these run, those wait
-            wave = connections[first : first + 256]
-            waiting += [asyncio.create_task(connection.post("/v1/completions", long)) for connection in wave]
+            for connection in connections[first : first + 256]:
+                connection.sendall(long)
             while (await _metrics(server))["vllm:num_requests_running"] < 256:
                 await asyncio.sleep(0.01)
-        refused = [await connections[0].post("/v1/completions", body) for _ in range(200)]
+        refused = [ask(connections[0], _post(server, "/v1/completions", body)) for _ in range(200)]
         assert {answer.status for answer in refused} == {429}, refused
         _print("429 one by one while the queue is full: ms by the client", [answer.client_ms for answer in refused])
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        for connection in connections:
+            connection.close()
+
+
+def _print_burst(done: Burst) -> None:
+    by_status: dict[int, list[Answer]] = {}
+    for answer in done.answers:
+        by_status.setdefault(answer.status, []).append(answer)
+    counts = {status: len(found) for status, found in sorted(by_status.items())}
+    print(f"2000 requests, written in {done.sent_ms:.0f} ms, all answered after {done.all_ms:.0f} ms: {counts}")
+    for status, found in sorted(by_status.items()):
+        _print(f"{status}: ms from reading the request to its answer, by the server", [a.server_ms for a in found])
+        _print(f"{status}: ms from writing it to reading the answer, by the client", [a.client_ms for a in found])
 
 
 async def tokens(args: argparse.Namespace) -> None:
@@ -104,63 +110,50 @@ async def tokens(args: argparse.Namespace) -> None:
 
 
 async def health(args: argparse.Namespace) -> None:
-    """/health 20 times a second, on a connection of its own, while 20 prompts of 1 MB are tokenized."""
+    """/health 200 times a second, by a process of its own, while 20 bodies of 1 MB are worked through; four kinds."""
     command = ["-m", "jaxllm.serve", "--model", args.model, "--max-num-seqs", "4", "--max-model-len", "256"]
     draw = random.Random(2)
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randrange(2, 9))) for _ in range(5000)]
     text = " ".join(draw.choices(words, k=200_000))[:1_000_000]
-    async with _server([*command, "--port", "0"]) as server, AsyncExitStack() as stack:
-        connections = [await stack.enter_async_context(_connection(server)) for _ in range(20)]
-        prober = await stack.enter_async_context(_connection(server))
-        posts = [connection.post("/tokenize", {"prompt": text}) for connection in connections]
-        tokenizing = asyncio.gather(*(posts))
-        begin_s, times_ms = time.perf_counter(), []
-        while not tokenizing.done():
-            answer = await prober.get("/health")
-            assert answer.status == 200, answer
-            times_ms.append(answer.client_ms)
-            await asyncio.sleep(0.05)
-        assert {answer.status for answer in tokenizing.result()} == {200}
-        print(f"20 prompts of 1 MB were tokenized in {time.perf_counter() - begin_s:.1f} s")
-        _print("/health meanwhile, ms", times_ms)
+    kinds: list[tuple[str, str, dict[str, Any], int]] = [
+        ("texts to tokenize", "/tokenize", {"prompt": text}, 200),
+        ("prompts, too long for the model", "/v1/completions", {"prompt": text}, 400),
+        ("conversations, too long", "/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, 400),
+        ("prompts of token ids, too long", "/v1/completions", {"prompt": [12345] * 166_000}, 400),
+    ]
+    async with _server([*command, "--port", "0"]) as server:
+        for name, path, body, status in kinds:
+            begin_s = time.perf_counter()
+            times_ms: list[float] = []
+            for _ in range(args.repeats):
+                times_ms += await _probe_meanwhile(server, _post(server, path, body), status)
+            print(f"{args.repeats} times 20 {name}: {time.perf_counter() - begin_s:.1f} s")
+            _print("/health meanwhile, ms", times_ms)
 
 
-class _Answer(NamedTuple):
-    status: int
-    server_ms: float
-    client_ms: float
+async def _probe_meanwhile(server: Server, request: bytes, status: int) -> list[float]:
+    """Returns how long /health took while 20 connections wrote a request and waited for the answer, in milliseconds."""
+    address = (server.host, str(server.port))
+    flags = ["-m", "scripts.drills.raw_client", *address, "/health", "0.005"]
+    prober = await asyncio.create_subprocess_exec(
+        sys.executable, *flags, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 24
+    )
+    assert prober.stdout is not None
+    await prober.stdout.readline()
+    with concurrent.futures.ThreadPoolExecutor(20) as threads:
+        loop = asyncio.get_running_loop()
+        connections = [connect(server.host, server.port) for _ in range(20)]
+        asked = [loop.run_in_executor(threads, ask, connection, request) for connection in connections]
+        answers = await asyncio.gather(*asked)
+    for connection in connections:
+        connection.close()
+    assert {answer.status for answer in answers} == {status}, answers
+    times_ms: list[float] = json.loads((await prober.communicate(b""))[0])
+    return times_ms
 
 
-class _Connection:
-    """A connection that is kept open."""
-
-    def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._server, self._reader, self._writer = server, reader, writer
-
-    async def get(self, path: str) -> _Answer:
-        return await self._send("GET", path, b"")
-
-    async def post(self, path: str, content: Any) -> _Answer:
-        return await self._send("POST", path, json.dumps(content).encode())
-
-    async def _send(self, method: str, path: str, body: bytes) -> _Answer:
-        start_s = time.perf_counter()
-        head = f"{method} {path} HTTP/1.1\r\nhost: {self._server.host}\r\ncontent-length: {len(body)}\r\n"
-        self._writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
-        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
-        await self._reader.readexactly(int(headers["content-length"]))
-        server_ms = float(headers["openai-processing-ms"])
-        return _Answer(int(lines[0].split()[1]), server_ms, 1000 * (time.perf_counter() - start_s))
-
-
-@asynccontextmanager
-async def _connection(server: Server) -> AsyncIterator[_Connection]:
-    reader, writer = await asyncio.open_connection(server.host, server.port)
-    try:
-        yield _Connection(server, reader, writer)
-    finally:
-        writer.close()
+def _post(server: Server, path: str, body: Any) -> bytes:
+    return request_bytes("POST", path, server.host, json.dumps(body).encode())
 
 
 @asynccontextmanager
@@ -221,6 +214,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/serve_limits", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[[], *_PARTS], help="what is measured (default: everything)")
     parser.add_argument("--model", default="smollm2", help="whose tokenizer `health` takes")
+    parser.add_argument("--repeats", type=int, default=3, help="how often `queue` and `health` do it (default: 3)")
     args = parser.parse_args()
     for part in args.parts or _PARTS:
         asyncio.run(_PARTS[part](args))
