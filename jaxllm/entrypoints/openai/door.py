@@ -1,7 +1,7 @@
 """Where requests to generate stand before they are worked on: all who come at once are looked at first. Reads nothing.
 
-Thousands may come in one turn of the event loop. Those whom the queue has no room for are told so within that turn;
-the others begin a few a turn, so that whoever comes meanwhile needn't wait for all of them.
+Thousands may come in one turn of the event loop. Those whom the queue has no room for are told so within that turn, and
+from then on the others begin a few a turn, so that whoever comes meanwhile needn't wait for all of them to be told.
 """
 
 import asyncio
@@ -23,14 +23,17 @@ class Door:
         self._admission = admission
         self._num_expected = 0  # have a task that begins later in this turn
         self._num_outside = 0  # wait in `enter`
-        self._num_begun = 0  # in this turn
         self._outside: deque[asyncio.Future[None]] = deque()
-        self._has_pump = False
+        self._is_crowded = False  # somebody was turned away, and `_begin_some` comes
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nobody would be let in now, if all who are here already are."""
-        return self._admission.is_full(self._num_expected + self._num_outside)
+    def turns_away(self) -> bool:
+        """Whether whoever comes now must be turned away: the queue would be full if all who are here were in it."""
+        if not self._admission.is_full(self._num_expected + self._num_outside):
+            return False
+        if not self._is_crowded:
+            self._is_crowded = True
+            asyncio.get_running_loop().call_soon(self._begin_some)
+        return True
 
     def expect(self) -> None:
         """Counts a request, until its task has begun: call it just before the task is made."""
@@ -39,10 +42,8 @@ class Door:
         self._num_expected += 1
 
     async def enter(self) -> None:
-        """Returns when a request may begin: at once, unless many have begun in this turn. First come, first served."""
-        self._need_pump()
-        if self._num_begun < _A_TURN and not self._outside:
-            self._num_begun += 1
+        """Returns when a request may begin: at once, unless there is a crowd. First come, first served."""
+        if not self._is_crowded:
             return
         turn = asyncio.get_running_loop().create_future()
         self._outside.append(turn)
@@ -55,19 +56,12 @@ class Door:
     def _forget(self) -> None:
         self._num_expected = 0
 
-    def _need_pump(self) -> None:
-        if not self._has_pump:
-            self._has_pump = True
-            asyncio.get_running_loop().call_soon(self._pump)
-
-    def _pump(self) -> None:
-        """Begins a turn."""
-        self._has_pump = False
-        self._num_begun = 0
-        while self._outside and self._num_begun < _A_TURN:
+    def _begin_some(self) -> None:
+        """Called once a turn while there is a crowd."""
+        for _ in range(min(_A_TURN, len(self._outside))):
             turn = self._outside.popleft()
             if not turn.done():  # its client has gone
                 turn.set_result(None)
-                self._num_begun += 1
-        if self._outside:
-            self._need_pump()
+        self._is_crowded = bool(self._outside)
+        if self._is_crowded:
+            asyncio.get_running_loop().call_soon(self._begin_some)

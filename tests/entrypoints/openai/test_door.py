@@ -142,7 +142,7 @@ def test_a_request_behind_one_that_is_being_answered_waits_for_its_turn() -> Non
     run(scenario())
 
 
-def test_a_door_lets_in_a_few_a_turn_in_order() -> None:
+def test_in_a_crowd_a_few_begin_a_turn_in_order() -> None:
     async def scenario() -> None:
         door = Door(AdmissionControl(30))
         entered: list[int] = []
@@ -151,20 +151,33 @@ def test_a_door_lets_in_a_few_a_turn_in_order() -> None:
             await door.enter()
             entered.append(number)
 
-        tasks = [asyncio.create_task(come(number)) for number in range(30)]
-        await asyncio.sleep(0)
-        assert entered == list(range(8))
-        assert not door.is_full, "22 are outside"
-        tasks[9].cancel()
-        for _ in range(8):
+        for _ in range(30):
+            assert not door.turns_away()
             door.expect()
-        assert door.is_full
+        tasks = [asyncio.create_task(come(number)) for number in range(30)]
+        assert door.turns_away()
         await asyncio.sleep(0)
-        assert not door.is_full, "those who were expected must have come by now"
+        assert not entered and door.turns_away(), "30 are outside"
+        await asyncio.sleep(0)
+        assert entered == list(range(8)) and not door.turns_away()
+        tasks[20].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert entered == [number for number in range(30) if number != 9]
+        assert entered == [number for number in range(30) if number != 20]
         await asyncio.sleep(0)
         with pytest.raises(StopIteration):
             door.enter().send(None)  # nobody is there: it doesn't wait at all
+
+    run(scenario())
+
+
+def test_without_a_crowd_all_begin_at_once() -> None:
+    async def scenario() -> None:
+        door = Door(AdmissionControl(30))
+        for _ in range(30):
+            door.expect()
+        tasks = [asyncio.create_task(door.enter()) for _ in range(30)]
+        await asyncio.sleep(0)
+        assert all(task.done() for task in tasks)
+        assert not door.turns_away(), "those who were expected have come"
 
     run(scenario())
