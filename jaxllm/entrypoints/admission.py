@@ -32,9 +32,9 @@ class AdmissionControl:
         self.num_requests = 0
         self._max_queue = max_queue
 
-    def is_full(self, num_more: int) -> bool:
-        """Whether nobody would be let in now if that many waited beside those who do."""
-        return self._max_queue is not None and self.num_waiting + num_more >= self._max_queue
+    def fill(self, num_more: int) -> float:
+        """Returns how full the queue would be if that many more waited: 1 lets nobody in; 0 where there is no limit."""
+        return 0.0 if self._max_queue is None else (self.num_waiting + num_more) / self._max_queue
 
     def admit(self, num_sequences: int) -> "Ticket":
         """Lets a request in. Close its ticket when it ends.

@@ -138,7 +138,7 @@ class Gate:
                 return _OTHER_HOST
             if not all(self._is_allowed_origin(origin) for origin in _values(headers, b"origin")):
                 return _OTHER_ORIGIN
-        if path in _GENERATING and self._door.turns_away():
+        if path in _GENERATING and self._door.is_full:
             return _QUEUE_FULL
         return None
 

@@ -152,14 +152,15 @@ def test_in_a_crowd_a_few_begin_a_turn_in_order() -> None:
             entered.append(number)
 
         for _ in range(30):
-            assert not door.turns_away()
+            assert not door.is_full
             door.expect()
         tasks = [asyncio.create_task(come(number)) for number in range(30)]
-        assert door.turns_away()
+        assert door.is_full
         await asyncio.sleep(0)
-        assert not entered and door.turns_away(), "30 are outside"
+        assert not entered and door.is_full, "30 are outside"
         await asyncio.sleep(0)
-        assert entered == list(range(8)) and not door.turns_away()
+        await asyncio.sleep(0)
+        assert entered == list(range(8)) and not door.is_full
         tasks[20].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert entered == [number for number in range(30) if number != 20]
@@ -170,14 +171,28 @@ def test_in_a_crowd_a_few_begin_a_turn_in_order() -> None:
     run(scenario())
 
 
-def test_without_a_crowd_all_begin_at_once() -> None:
+@pytest.mark.parametrize(("max_queue", "num_requests"), [(64, 7), (None, 5000)])
+def test_without_a_crowd_all_begin_at_once(max_queue: int | None, num_requests: int) -> None:
     async def scenario() -> None:
-        door = Door(AdmissionControl(30))
-        for _ in range(30):
+        door = Door(AdmissionControl(max_queue))
+        for _ in range(num_requests):
             door.expect()
-        tasks = [asyncio.create_task(door.enter()) for _ in range(30)]
+        tasks = [asyncio.create_task(door.enter()) for _ in range(num_requests)]
         await asyncio.sleep(0)
         assert all(task.done() for task in tasks)
-        assert not door.turns_away(), "those who were expected have come"
+
+    run(scenario())
+
+
+def test_a_queue_that_fills_is_a_crowd_however_slowly_they_come() -> None:
+    async def scenario() -> None:
+        admission = AdmissionControl(64)
+        tickets = [admission.admit(1) for _ in range(8)]
+        door = Door(admission)
+        assert door.enter().send(None) is not None, "it waits"
+        await asyncio.sleep(0)
+        tickets[0].close()
+        with pytest.raises(StopIteration):
+            door.enter().send(None)
 
     run(scenario())
