@@ -112,7 +112,7 @@ class CacheConfig:
     """The KV cache.
 
     Attributes:
-      block_size: Tokens a block; None picks by platform (16 on CPU and GPU, 128 on TPU).
+      block_size: Tokens a block; None picks by platform (64 on CPU, 16 on GPU, 128 on TPU).
       enable_prefix_caching: Whether requests share the blocks of equal prefixes.
       kv_cache_memory_bytes: Size of the device KV cache; None takes gpu_memory_utilization of an
         accelerator's memory, or 1 GiB on CPU.

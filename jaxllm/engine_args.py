@@ -118,7 +118,7 @@ class EngineArgs:
     )
     block_size: int | None = _arg(
         CacheConfig.block_size,
-        "tokens a KV cache block, a power of two; if not given, 16 on CPU and GPU, 128 on TPU",
+        "tokens a KV cache block, a power of two; if not given, 64 on CPU, 16 on GPU, 128 on TPU",
         int,
     )
     enable_prefix_caching: bool = _arg(

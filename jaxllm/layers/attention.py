@@ -74,9 +74,8 @@ class Attention(nnx.Module):
         self.cache_scales = nnx.data(parameter(shape, (None, heads, None), jnp.dtype(jnp.float32)))
         self.has_cache_scales = True
 
-    def reach(self, cached: tuple[jax.Array, ...]) -> jax.Array:
+    def reach(self, keys: jax.Array, values: jax.Array) -> jax.Array:
         """Returns the largest magnitudes that cached keys and values [..., K, D] have at any position: [2, K, D]."""
-        keys, values = cached
         return jnp.stack([largest_of(keys if self.rope is None else self.rope.reach(keys)), largest_of(values)])
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:

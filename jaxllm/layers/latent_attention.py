@@ -17,7 +17,6 @@ from jaxllm.layers.linear import Linear
 from jaxllm.layers.norm import RMSNorm
 from jaxllm.layers.parameter import parameter
 from jaxllm.layers.rope import Rope
-from pallas_kernels import choose_backend
 from pallas_kernels.kv_cache_update import kv_cache_update
 from pallas_kernels.paged_attention import paged_attention
 from sharding.rules import SplitAxis
@@ -91,9 +90,13 @@ class LatentAttention(nnx.Module):
         self.cache_scales = nnx.data(parameter(shape, (None, None, None), jnp.dtype(jnp.float32)))
         self.has_cache_scales = True
 
-    def reach(self, cached: tuple[jax.Array, ...]) -> jax.Array:
-        """Returns the largest magnitudes that cached rows [..., 1, D] can have at any position: [1, 1, D]."""
-        latent, key = jnp.split(cached[0], (self.sizes.latent,), axis=-1)
+    def reach(self, keys: jax.Array, values: jax.Array) -> jax.Array:
+        """Returns the largest magnitudes that cached rows [..., 1, D] can have at any position: [1, 1, D].
+
+        The rows are keys; values are the same.
+        """
+        del values
+        latent, key = jnp.split(keys, (self.sizes.latent,), axis=-1)
         return largest_of(jnp.concatenate([latent, self.rope.reach(key)], axis=-1))[None]
 
     def __call__(self, x: jax.Array, batch: ForwardBatch, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
@@ -109,7 +112,7 @@ class LatentAttention(nnx.Module):
         cache = kv_cache_update(cache, rows, rows, batch.slots)
         attended = paged_attention(
             queries,
-            cache if choose_backend() == "tpu" else cache * 2,
+            cache,
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,

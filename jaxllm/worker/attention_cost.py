@@ -75,8 +75,9 @@ def _attention(
     metadata = (tables, jnp.full(num_seqs, context_len, jnp.int32), jnp.arange(num_seqs + 1, dtype=jnp.int32))
     shape = num_seqs, model.num_attention_heads, model.head_dim
     queries = jnp.asarray(draw.standard_normal(shape, np.float32))
+    rows = 2, num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim
     caches = [
-        tuple(jnp.asarray(draw.integers(-9, 9, size, np.int8), layout.dtype) for size in layout.shapes(num_blocks))
+        layout.pack(*jnp.asarray(draw.integers(-9, 9, rows, np.int8), layout.dtype))
         for _ in range(model.num_hidden_layers)
     ]
     attend = jax.jit(partial(paged_attention, scale=model.head_dim**-0.5))

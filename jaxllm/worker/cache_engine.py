@@ -23,7 +23,7 @@ from sharding.rules import Axis, num_shards, sharding_for
 from sharding.split import HeadSplit
 
 _logger = get_logger(__name__)
-_DEFAULT_BLOCK_SIZE = {"cpu": 16, "gpu": 16, "tpu": 128}
+_DEFAULT_BLOCK_SIZE = {"cpu": 64, "gpu": 16, "tpu": 128}
 
 
 class BlockCounts(NamedTuple):
@@ -46,7 +46,7 @@ class CacheEngine:
     Args:
       config: The engine's configuration.
       mesh: Where the arrays lie.
-      dtype: Of keys and values. On CPU only float32 is fast: XLA:CPU widens a narrower cache, all of it, each step.
+      dtype: Of keys and values.
       platform: "cpu", "gpu" or "tpu".
       num_layers: Layers of the stage.
       num_blocks: The same on every stage.
@@ -113,10 +113,12 @@ def layer_spec(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str
     axes: list[Axis] = [None] * 4
     if not config.model.has_latent_cache:  # whose one head all queries need
         axes[layout.head_axis] = "kv_heads"
-    shapes = [list(shape) for shape in layout.shapes(num_blocks)[: 1 if _is_shared(config, layout) else None]]
+    shapes = [list(shape) for shape in layout.shapes(num_blocks)]
     for shape in shapes:
         shape[layout.head_axis] *= num_shards(mesh, axes[layout.head_axis])
-    specs: Any = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_for(mesh, axes, shape)) for shape in shapes)
+    specs: Any = tuple(
+        jax.ShapeDtypeStruct(shape, layout.array_dtype, sharding=sharding_for(mesh, axes, shape)) for shape in shapes
+    )
     return specs
 
 
@@ -136,18 +138,13 @@ def layout_of(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str)
         num_kv_heads=1 if model.has_latent_cache else heads.kv_heads_per_shard,
         head_dim=model.head_dim,
         dtype=dtype,
+        values_are_keys=model.has_latent_cache,
     )
 
 
 def _block_bytes(config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, platform: str, num_layers: int) -> int:
     """Returns the bytes of one block of num_layers layers on each device."""
-    layout = layout_of(config, mesh, dtype, platform)
-    return num_layers * layout.block_bytes // (2 if _is_shared(config, layout) else 1)
-
-
-def _is_shared(config: EngineConfig, layout: KVLayout) -> bool:
-    """Whether one array of the layout's two serves as keys and as values."""
-    return config.model.has_latent_cache and len(layout.block_shapes) == 2
+    return num_layers * layout_of(config, mesh, dtype, platform).block_bytes
 
 
 def needs_profile(cache: CacheConfig, platform: str) -> bool:

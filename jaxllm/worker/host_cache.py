@@ -21,7 +21,7 @@ _PINNED = "pinned_host"
 class _Place(NamedTuple):
     """Where a block's rows lie."""
 
-    batch: tuple[LayerCache, ...]  # one a layer, [C, P, K, D] if pinned, else as many rows as there are blocks
+    batch: tuple[LayerCache, ...]  # one a layer, [C, ...] if pinned, else as many rows as there are blocks
     row: int
 
 
@@ -42,7 +42,7 @@ class HostCache:
         self._places: dict[int, _Place] = {}
 
     def store(self, host_ids: Sequence[int], rows: Sequence[LayerCache]) -> None:
-        """Keeps rows 0..len(host_ids) of each layer's [C, P, K, D] as those blocks, whatever they held before."""
+        """Keeps rows 0..len(host_ids) of each layer's [C, ...] as those blocks, whatever they held before."""
         if self._pinned is not None:
             batch = tuple(jax.device_put(list(rows), self._pinned))
         else:
@@ -54,7 +54,7 @@ class HostCache:
         """Gives up (host, device) blocks, batch after batch.
 
         Yields:
-          Destinations [C] int32, 0 for rows that stay, and each layer's rows on the device, [C, P, K, D].
+          Destinations [C] int32, 0 for rows that stay, and each layer's rows on the device, [C, ...].
         """
         batches: dict[int, tuple[np.ndarray, tuple[LayerCache, ...]]] = {}
         for host_id, device_id in blocks:

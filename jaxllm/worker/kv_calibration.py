@@ -29,7 +29,7 @@ from jaxllm.layers.latent_attention import LatentAttention
 from jaxllm.model_loader.checkpoint import open_model
 from jaxllm.models.causal_lm import CausalLM, ModelPart, model_parts
 from jaxllm.tokenizer.loader import open_tokenizer_of
-from jaxllm.worker.cache_engine import layer_spec, layout_of
+from jaxllm.worker.cache_engine import layout_of
 from jaxllm.worker.calibration_text import CALIBRATION_TEXT
 from jaxllm.worker.plan import program_shapes
 from jaxllm.worker.programs import Program
@@ -71,8 +71,7 @@ def calibrate_cache(
             hidden = None
             continue
         layout = layout_of(config, mine, hidden_dtype, platform)
-        num_arrays = len(layer_spec(config, mine, hidden_dtype, platform, num_blocks=1))
-        hidden = _calibrate_stage(model, part, mine, layout, num_arrays, token_ids, hidden)
+        hidden = _calibrate_stage(model, part, mine, layout, token_ids, hidden)
 
 
 def _token_ids(config: EngineConfig) -> np.ndarray:
@@ -85,7 +84,6 @@ def _calibrate_stage(
     part: ModelPart,
     mesh: Mesh,
     layout: KVLayout,
-    num_arrays: int,
     token_ids: np.ndarray,
     hidden: jax.Array | None,
 ) -> jax.Array:
@@ -102,7 +100,7 @@ def _calibrate_stage(
         attention = _attention_of(layer)
         arguments = segment.weights, hidden, batch
         if segment.kind not in compiled:
-            function = _measured(split.run_layers[segment.kind], attention, layout, num_blocks, num_arrays)
+            function = _measured(split.run_layers[segment.kind], attention, layout, num_blocks)
             axes = attention.cache_scales.get_metadata("logical_axes")
             results = PartitionSpec(), sharding_for(mesh, axes).spec
             program = Program("measured", size, function, arguments, mesh=mesh, results=results)
@@ -114,15 +112,14 @@ def _calibrate_stage(
 
 
 def _measured(
-    run: LayerRunner, attention: Attention | LatentAttention, layout: KVLayout, num_blocks: int, num_arrays: int
+    run: LayerRunner, attention: Attention | LatentAttention, layout: KVLayout, num_blocks: int
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """Returns (weights, hidden, batch) -> (hidden, the layer's cache_scales) for one kind of layer."""
 
     def measure(weights: Any, hidden: jax.Array, batch: ForwardBatch) -> tuple[jax.Array, jax.Array]:
-        empty = tuple(jnp.zeros(shape, layout.dtype) for shape in layout.shapes(num_blocks)[:num_arrays])
-        hidden, (cache,) = run(weights, hidden, batch, (empty,))
-        cached = cache if num_arrays < len(layout.block_shapes) else layout.unpack(cache)
-        largest = attention.reach(tuple(array[1:].astype(jnp.float32) for array in cached))  # block 0 is nobody's
+        hidden, (cache,) = run(weights, hidden, batch, (layout.zeros(num_blocks),))
+        cached = [array[1:].astype(jnp.float32) for array in layout.unpack(cache)]  # block 0 is nobody's
+        largest = attention.reach(*cached)
         return hidden, jnp.where(largest == 0, 1, largest / _LARGEST)
 
     return measure

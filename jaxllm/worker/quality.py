@@ -10,7 +10,7 @@ from flax import nnx
 from jaxllm.config import EngineConfig
 from jaxllm.model_loader.loader import load_model
 from jaxllm.models.causal_lm import CausalLM
-from jaxllm.worker.cache_engine import layer_spec, layout_of
+from jaxllm.worker.cache_engine import layout_of
 from jaxllm.worker.kv_calibration import calibrate_cache
 from jaxllm.worker.plan import cache_dtype_of
 from jaxllm.worker.step_fn import split_model
@@ -90,10 +90,9 @@ def _load(config: EngineConfig) -> tuple[WholeTexts, int]:
     cache_dtype = cache_dtype_of(config, _FLOAT32)
     model = load_model(config, mesh, dtype, _FLOAT32)
     layout = layout_of(config, mesh, cache_dtype, platform)
-    num_arrays = len(layer_spec(config, mesh, cache_dtype, platform, num_blocks=1))
     if cache_dtype == jnp.int8:
         calibrate_cache(config, mesh, [model], _FLOAT32, platform)
-    return WholeTexts(split_model(model, 1), layout, num_arrays), _num_bytes(model)
+    return WholeTexts(split_model(model, 1), layout), _num_bytes(model)
 
 
 def _num_bytes(model: CausalLM) -> int:

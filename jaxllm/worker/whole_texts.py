@@ -1,7 +1,6 @@
 """Runs whole texts through a model at once, outside of any schedule: to calibrate and to measure, not for requests."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.intmath import cdiv
@@ -16,11 +15,10 @@ class WholeTexts:
     Args:
       model: Split with one layer a segment.
       layout: Of the KV cache.
-      num_arrays: Arrays of a layer's cache: fewer than the layout has where keys are values too.
     """
 
-    def __init__(self, model: StepModel, layout: KVLayout, num_arrays: int) -> None:
-        self._model, self._layout, self._num_arrays = model, layout, num_arrays
+    def __init__(self, model: StepModel, layout: KVLayout) -> None:
+        self._model, self._layout = model, layout
         self._embed = jax.jit(model.embed)
         self._run_layers = [jax.jit(function, donate_argnums=(1, 3)) for function in model.run_layers]
         self._logits = jax.jit(model.logits)
@@ -31,8 +29,7 @@ class WholeTexts:
         num_blocks = 1 + batch.block_tables.size
         hidden = self._embed(self._model.embed_weights, batch.token_ids, batch.positions)
         for segment in self._model.segments:
-            shapes = self._layout.shapes(num_blocks)[: self._num_arrays]
-            empty = (tuple(jnp.zeros(shape, self._layout.dtype) for shape in shapes),)
+            empty = (self._layout.zeros(num_blocks),)
             hidden, _ = self._run_layers[segment.kind](segment.weights, hidden, batch, empty)
         return hidden
 

@@ -63,7 +63,7 @@ def _arguments(shape: AttentionShape, layout: KVLayout) -> tuple[Any, ...]:
     heads, batch = shape.heads, shape.batch
     return (
         jax.ShapeDtypeStruct((batch.num_tokens, heads.num_heads, heads.head_dim), jnp.bfloat16),
-        tuple(jax.ShapeDtypeStruct(array, layout.dtype) for array in layout.shapes(shape.num_blocks)),
+        tuple(jax.ShapeDtypeStruct(array, layout.array_dtype) for array in layout.shapes(shape.num_blocks)),
         jax.ShapeDtypeStruct((batch.num_seqs, shape.blocks_per_seq), jnp.int32),
         jax.ShapeDtypeStruct((batch.num_seqs,), jnp.int32),
         jax.ShapeDtypeStruct((batch.num_seqs + 1,), jnp.int32),

@@ -95,7 +95,7 @@ def copy_trial(shape: AttentionShape, backend: str) -> Trial:
 
 
 def _cache(layout: KVLayout, shape: AttentionShape) -> tuple[jax.ShapeDtypeStruct, ...]:
-    return tuple(jax.ShapeDtypeStruct(array, layout.dtype) for array in layout.shapes(shape.num_blocks))
+    return tuple(jax.ShapeDtypeStruct(array, layout.array_dtype) for array in layout.shapes(shape.num_blocks))
 
 
 def _random_cache(key: jax.Array, layout: KVLayout, shape: AttentionShape) -> tuple[jax.Array, ...]:

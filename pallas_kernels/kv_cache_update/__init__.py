@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backends import choose_backend
-from pallas_kernels.paged_attention.kv_layout import pack_planes
+from pallas_kernels.paged_attention.kv_layout import as_bits, float_of_bits, pack_planes
 
 __all__ = ["copy_blocks", "kv_cache_update", "quantize_kv"]
 
@@ -22,8 +22,8 @@ def kv_cache_update(
     """Writes one row of keys and of values a token. In place where the caller donates the cache.
 
     Args:
-      kv: One layer's cache in the backend's pallas_kernels.paged_attention.KVLayout. Where values are keys too, the
-        split layout's second array may be missing.
+      kv: One layer's cache in the backend's pallas_kernels.paged_attention.KVLayout. Where values are keys too, v is
+        left out of layouts of two arrays.
       k: [T, K, D] rows to write, divided by k_scale and converted to the cache's dtype as quantize_kv says.
       v: [T, K, D], the same with v_scale.
       slots: [T] int32, block id * P + offset. Real tokens have distinct slots, and tokens of one block stand together
@@ -35,13 +35,18 @@ def kv_cache_update(
     Returns:
       The cache with the rows written.
     """
-    dtype = kv[0].dtype
+    backend = choose_backend(backend)
+    dtype = float_of_bits(kv[0].dtype) if backend == "xla" else kv[0].dtype
     k, v = quantize_kv(k, k_scale, dtype), quantize_kv(v, v_scale, dtype)
-    if choose_backend(backend) == "tpu":
+    if backend == "tpu":
         from pallas_kernels.kv_cache_update.tpu import write_planes
 
         return (write_planes(kv[0], pack_planes(k[:, None], v[:, None])[:, :, 0], slots),)
-    return tuple(_write_rows(array, rows, slots) for array, rows in zip(kv, (k, v), strict=False))
+    token_axes = (3, 2) if backend == "xla" else (1, 1)
+    return tuple(
+        _write_rows(array, as_bits(rows, array.dtype), slots, axis)
+        for array, rows, axis in zip(kv, (k, v), token_axes, strict=False)
+    )
 
 
 def quantize_kv(rows: jax.Array, scale: float, dtype: jnp.dtype) -> jax.Array:
@@ -78,8 +83,9 @@ def copy_blocks(
     return cache.at[destinations].set(cache[sources], mode="promise_in_bounds")
 
 
-def _write_rows(cache: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
-    """Writes new: [T, K, D] into cache: [N, P, K, D]."""
+def _write_rows(cache: jax.Array, new: jax.Array, slots: jax.Array, token_axis: int) -> jax.Array:
+    """Writes new: [T, K, D] into cache: [N, P, K, D], or with P at another axis."""
     # Not reshaped to rows: with one head XLA:CPU would lay those out anew and copy the whole cache.
-    blocks, offsets = jnp.divmod(slots, cache.shape[1])
-    return cache.at[blocks, offsets].set(new, mode="promise_in_bounds")
+    blocks, offsets = jnp.divmod(slots, cache.shape[token_axis])
+    place = (blocks, *(slice(None),) * (token_axis - 1), offsets)
+    return cache.at[place].set(new, mode="promise_in_bounds")

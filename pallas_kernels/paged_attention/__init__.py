@@ -5,7 +5,7 @@ from importlib import import_module
 import jax
 
 from pallas_kernels.backends import choose_backend
-from pallas_kernels.paged_attention.kv_layout import KVLayout, num_kv_heads_of, planes_per_head
+from pallas_kernels.paged_attention.kv_layout import KVLayout, layout_of_arrays
 
 __all__ = ["KVLayout", "paged_attention"]
 
@@ -35,7 +35,8 @@ def paged_attention(
 
     Args:
       q: [T, H, D] queries, sequence after sequence.
-      kv: One layer's cache, in the backend's KVLayout. H is a multiple of K.
+      kv: One layer's cache, in the backend's KVLayout. H is a multiple of K. Where the layout has two arrays and values
+        are keys too, the keys' alone.
       block_tables: [S, B] int32, physical block ids in logical order.
       seq_lens: [S] int32, tokens of each sequence with this step's; 0 for padding.
       query_start_loc: [S + 1] int32, first query of each sequence.
@@ -59,7 +60,7 @@ def paged_attention(
     module = import_module(f"pallas_kernels.paged_attention.{backend}")
     out = getattr(module, _FUNCTIONS[backend])(
         q,
-        *kv,
+        *(kv if backend == "tpu" or len(kv) == 2 else (*kv, None)),
         block_tables,
         seq_lens,
         query_start_loc,
@@ -76,13 +77,10 @@ def paged_attention(
 def _check_shapes(q: jax.Array, kv: tuple[jax.Array, ...], backend: str) -> None:
     _, num_heads, head_dim = q.shape
     shapes = " and ".join(str(array.shape) for array in kv)
-    if len(kv) != (1 if backend == "tpu" else 2):
+    if len(kv) not in ((1,) if backend == "tpu" else (1, 2)):
         raise ValueError(f"a cache of {len(kv)} arrays ({shapes}) is not in the layout of backend {backend}")
-    if backend == "tpu":
-        fits = kv[0].shape[1] % planes_per_head(head_dim) == 0
-    else:
-        fits = kv[0].shape == kv[1].shape and kv[0].shape[3] == head_dim
-    if not fits or num_heads % num_kv_heads_of(kv, head_dim):
+    layout = layout_of_arrays(kv, head_dim, backend)
+    if tuple(array.shape[1:] for array in kv) != layout.block_shapes or num_heads % layout.num_kv_heads:
         raise ValueError(f"q {q.shape} doesn't fit a KV cache of {shapes}")
 
 

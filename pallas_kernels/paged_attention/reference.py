@@ -7,7 +7,7 @@ import jax.numpy as jnp
 def paged_attention_reference(
     q: jax.Array,  # [T, H, D]
     k_cache: jax.Array,  # [N, P, K, D]
-    v_cache: jax.Array,  # [N, P, K, D]
+    v_cache: jax.Array | None,  # [N, P, K, D]; None: values are keys
     block_tables: jax.Array,  # [S, B]
     seq_lens: jax.Array,  # [S]
     query_start_loc: jax.Array,  # [S + 1]
@@ -20,6 +20,7 @@ def paged_attention_reference(
     v_scale: float = 1.0,
 ) -> jax.Array:
     """See pallas_kernels.paged_attention.paged_attention. Returns [T, H, D] float32, zeros for padding tokens."""
+    v_cache = k_cache if v_cache is None else v_cache
     num_tokens, num_heads, _ = q.shape
     num_kv_heads = k_cache.shape[2]
     num_seqs, table_width = block_tables.shape

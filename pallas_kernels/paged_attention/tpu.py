@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.paged_attention import tpu_decode, tpu_prefill
 from pallas_kernels.paged_attention.block_sizes import AttentionKey, find_tile_sizes
 from pallas_kernels.paged_attention.flash import LOG2_E
-from pallas_kernels.paged_attention.kv_layout import LANES, num_kv_heads_of
+from pallas_kernels.paged_attention.kv_layout import LANES, planes_per_head
 from pallas_kernels.paged_attention.tpu_config import (
     VMEM_LIMIT_BYTES,
     TileSizes,
@@ -51,7 +51,7 @@ def paged_attention_tpu(
     Without `sizes` those are taken that were tuned for the chip. `interpret` is pallas_call's.
     """
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads = num_kv_heads_of((kv,), head_dim)
+    num_kv_heads = kv.shape[1] // planes_per_head(head_dim)
     group = num_heads // num_kv_heads
     key = AttentionKey(kv.dtype.name, num_heads, num_kv_heads, head_dim, block_size=kv.shape[2])
     options: dict[str, Any] = {

@@ -45,7 +45,7 @@ class _Options(NamedTuple):
 def paged_attention_triton(
     q: jax.Array,
     k_cache: jax.Array,
-    v_cache: jax.Array,
+    v_cache: jax.Array | None,
     block_tables: jax.Array,
     seq_lens: jax.Array,
     query_start_loc: jax.Array,
@@ -60,11 +60,13 @@ def paged_attention_triton(
 ) -> jax.Array:
     """See pallas_kernels.paged_attention.paged_attention.
 
-    The caches are [N, P, K, D] in q's dtype or another float, in int8, float8_e4m3fn or float8_e5m2. With those of one
-    byte a number bfloat16 queries are taken as float16, so they must lie in its range of 65504.
+    The caches are [N, P, K, D], v_cache None where values are keys, in q's dtype or another float, in int8,
+    float8_e4m3fn or float8_e5m2. With those of one byte a number bfloat16 queries are taken as float16, so they must
+    lie in its range of 65504.
     interpret runs the kernels in Pallas's interpreter on any machine, for tests. Static.
     """
     _check_cache(k_cache)
+    v_cache = k_cache if v_cache is None else v_cache
     num_tokens, num_heads, head_dim = q.shape
     num_seqs, num_kv_heads = len(seq_lens), k_cache.shape[2]
     group = num_heads // num_kv_heads

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.paged_attention.kv_layout import as_bits, float_of_bits
+
 DECODE_GROUP = 8  # sequences with one token that attend together
 DECODE_CHUNK = 32  # context tokens gathered at a time for one group
 
@@ -31,10 +33,24 @@ TILINGS = (_Tiling(2, 16, 32), _Tiling(129, 64, 128))
 class _Options(NamedTuple):
     """What paged_attention's keywords say."""
 
-    scale: float  # the keys' own scale in it
     window: int | None
     soft_cap: float | None
     sinks: jax.Array | None  # [H]
+
+
+class _Cache(NamedTuple):
+    """One layer's, in the XLA layout."""
+
+    keys: jax.Array  # [N, K, D, P]
+    values: jax.Array | None  # [N, K, P, D]; None: they are the keys
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[3]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.keys.shape[1]
 
 
 class _Softmax(NamedTuple):
@@ -48,7 +64,7 @@ class _Softmax(NamedTuple):
 def paged_attention_xla(
     q: jax.Array,
     k_cache: jax.Array,
-    v_cache: jax.Array,
+    v_cache: jax.Array | None,
     block_tables: jax.Array,
     seq_lens: jax.Array,
     query_start_loc: jax.Array,
@@ -60,40 +76,42 @@ def paged_attention_xla(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> jax.Array:
-    """See pallas_kernels.paged_attention.paged_attention."""
-    options = _Options(scale * k_scale, sliding_window, logit_soft_cap, sinks)
+    """See pallas_kernels.paged_attention.paged_attention. The caches are [N, K, D, P] and [N, K, P, D].
+
+    v_cache is None where values are keys.
+    """
+    cache = _Cache(k_cache, v_cache)
+    options = _Options(sliding_window, logit_soft_cap, sinks)
+    q = q.astype(jnp.float32) * (scale * k_scale)  # narrower products are slower here than what it takes to widen
     query_lens = query_start_loc[1:] - query_start_loc[:-1]  # [S]
     out = jnp.zeros(q.shape, q.dtype)
     tilings = [tiling for tiling in TILINGS if tiling.min_queries <= q.shape[0]]
     ends = [tiling.min_queries for tiling in tilings[1:]] + [q.shape[0] + 1]
     for tiling, end in zip(tilings, ends, strict=True):
         tiled_lens = jnp.where((query_lens >= tiling.min_queries) & (query_lens < end), query_lens, 0)
-        out = _prefill(out, q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, tiled_lens, tiling, options)
+        out = _prefill(out, q, cache, block_tables, seq_lens, query_start_loc, tiled_lens, tiling, options)
     first = query_start_loc[:-1]
     is_single = query_lens == 1
-    decoded = _decode(q[first], k_cache, v_cache, block_tables, jnp.where(is_single, seq_lens, 0), options)
+    decoded = _decode(q[first], cache, block_tables, jnp.where(is_single, seq_lens, 0), options)
     out = out.at[jnp.where(is_single, first, q.shape[0])].set(decoded, mode="drop")
     return out if v_scale == 1.0 else out * v_scale
 
 
 def _decode(
     q: jax.Array,  # [S, H, D]
-    k_cache: jax.Array,  # [N, P, K, D]
-    v_cache: jax.Array,  # [N, P, K, D]
+    cache: _Cache,
     block_tables: jax.Array,  # [S, B]
     seq_lens: jax.Array,  # [S], 0 where there is nothing to do
     options: _Options,
 ) -> jax.Array:
-    """Attention of one query a sequence, DECODE_GROUP sequences at a time, each group as far as its longest."""
+    """Attention of one scaled query a sequence, DECODE_GROUP sequences at a time, each group as far as its longest."""
     num_seqs, num_heads, head_dim = q.shape
-    num_kv_heads = k_cache.shape[2]
-    tables, blocks_per_chunk, chunk_len = _pad_tables(block_tables, k_cache.shape[1], DECODE_CHUNK)
+    num_kv_heads = cache.num_kv_heads
+    tables, blocks_per_chunk, chunk_len = _pad_tables(block_tables, cache.block_size, DECODE_CHUNK)
     size = min(DECODE_GROUP, num_seqs)
     padding = -num_seqs % size
     tables, lens = jnp.pad(tables, ((0, padding), (0, 0))), jnp.pad(seq_lens, (0, padding))
-    q = jnp.pad(q * options.scale, ((0, padding), (0, 0), (0, 0))).reshape(
-        -1, num_kv_heads, num_heads // num_kv_heads, head_dim
-    )
+    q = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
 
     def group(index: jax.Array, out: jax.Array) -> jax.Array:
         first = index * size
@@ -103,20 +121,20 @@ def _decode(
 
         def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice(tables, (first, chunk * blocks_per_chunk), (size, blocks_per_chunk))
-            k, v = _gather(k_cache, ids, q.dtype), _gather(v_cache, ids, q.dtype)  # [size, C, K, D]
-            scores = jnp.einsum("skgd,sckd->skgc", queries, k, preferred_element_type=jnp.float32)
+            k, v = _gather_context(cache, ids)  # [size, K, D, C], [size, K, C, D]
+            scores = jnp.einsum("skgd,skdc->skgc", queries, k)
             scores = _capped(scores, options.soft_cap)
             context = chunk * chunk_len + jnp.arange(chunk_len)
             visible = context[None, :] < group_lens[:, None]  # [size, C]
             if options.window is not None:
                 visible &= context[None, :] >= starts[:, None]
-            return _softmax_step(state, scores, visible[:, None, None, :], "skgc,sckd->skgd", _finite(v))
+            return _softmax_step(state, scores, visible[:, None, None, :], "skgc,skcd->skgd", v)
 
         num_chunks = (jnp.max(group_lens) + chunk_len - 1) // chunk_len
         first_chunk = jnp.min(jnp.where(group_lens > 0, starts, jnp.max(starts))) // chunk_len
         sinks = _sinks_like(options.sinks, (num_kv_heads, num_heads // num_kv_heads, 1))
         state = jax.lax.fori_loop(first_chunk, num_chunks, step, _softmax_start(queries.shape, sinks))
-        return jax.lax.dynamic_update_slice_in_dim(out, _softmax_end(state).astype(out.dtype), first, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(out, _softmax_end(state), first, axis=0)
 
     num_groups = q.shape[0] // size
     out = jax.lax.fori_loop(0, num_groups, group, jnp.zeros(q.shape, q.dtype))
@@ -126,8 +144,7 @@ def _decode(
 def _prefill(
     out: jax.Array,  # [T, H, D]
     q: jax.Array,  # [T, H, D]
-    k_cache: jax.Array,  # [N, P, K, D]
-    v_cache: jax.Array,  # [N, P, K, D]
+    cache: _Cache,
     block_tables: jax.Array,  # [S, B]
     seq_lens: jax.Array,  # [S]
     query_start_loc: jax.Array,  # [S + 1]
@@ -137,12 +154,12 @@ def _prefill(
 ) -> jax.Array:
     """Attention of sequences with several tokens, one tile after another. Returns `out` with their rows filled in."""
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, size = k_cache.shape[2], tiling.tile
-    tables, blocks_per_chunk, chunk_len = _pad_tables(block_tables, k_cache.shape[1], tiling.chunk)
+    num_kv_heads, size = cache.num_kv_heads, tiling.tile
+    tables, blocks_per_chunk, chunk_len = _pad_tables(block_tables, cache.block_size, tiling.chunk)
     num_tiles = (query_lens + size - 1) // size  # [S]
     last_tile = jnp.cumsum(num_tiles)
     grouped = (-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    q = jnp.pad(q * options.scale, ((0, size), (0, 0), (0, 0))).reshape(grouped)  # the last tile may reach past the end
+    q = jnp.pad(q, ((0, size), (0, 0), (0, 0))).reshape(grouped)  # the last tile may reach past the end
     offsets = jnp.arange(size)
 
     def tile(index: jax.Array, out: jax.Array) -> jax.Array:
@@ -157,20 +174,20 @@ def _prefill(
 
         def step(chunk: jax.Array, state: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice(tables, (seq, chunk * blocks_per_chunk), (1, blocks_per_chunk))[0]
-            k, v = _gather(k_cache, ids, q.dtype), _gather(v_cache, ids, q.dtype)  # [C, K, D]
-            scores = jnp.einsum("qkgd,ckd->kgqc", queries, k, preferred_element_type=jnp.float32)
+            k, v = _gather_context(cache, ids)  # [K, D, C], [K, C, D]
+            scores = jnp.einsum("qkgd,kdc->kgqc", queries, k)
             scores = _capped(scores, options.soft_cap)
             context = chunk * chunk_len + jnp.arange(chunk_len)
             visible = context[None, :] <= (position + offsets)[:, None]  # [Q, C]
             if options.window is not None:
                 visible &= context[None, :] >= starts[:, None]
-            return _softmax_step(state, scores, visible[None, None], "kgqc,ckd->kgqd", _finite(v))
+            return _softmax_step(state, scores, visible[None, None], "kgqc,kcd->kgqd", v)
 
         num_chunks = (context_len + chunk_len - 1) // chunk_len
         shape = (num_kv_heads, num_heads // num_kv_heads, size, head_dim)
         sinks = _sinks_like(options.sinks, (num_kv_heads, num_heads // num_kv_heads, 1, 1))
         state = jax.lax.fori_loop(starts[0] // chunk_len, num_chunks, step, _softmax_start(shape, sinks))
-        result = _softmax_end(state).transpose(2, 0, 1, 3).astype(out.dtype)  # [Q, K, G, D]
+        result = _softmax_end(state).transpose(2, 0, 1, 3)  # [Q, K, G, D]
         before = jax.lax.dynamic_slice_in_dim(out, start, size)
         kept = jnp.where((offsets < num_valid)[:, None, None, None], result, before)
         return jax.lax.dynamic_update_slice_in_dim(out, kept, start, axis=0)
@@ -180,17 +197,26 @@ def _prefill(
     return out[:num_tokens].reshape(num_tokens, num_heads, head_dim)
 
 
-def _gather(cache: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Returns the tokens of blocks ids: [..., b] as [..., b * P, K, D] in `dtype`."""
-    num_blocks, block_size, num_kv_heads, head_dim = cache.shape
-    is_bfloat16 = cache.dtype == jnp.bfloat16
-    if is_bfloat16:  # XLA:CPU gathers bfloat16 by widening the whole cache first; its bits it leaves alone
-        cache = jax.lax.bitcast_convert_type(cache, jnp.uint16)
-    blocks = cache.reshape(num_blocks, -1).at[ids.astype(jnp.uint32)].get(mode="promise_in_bounds")
-    if is_bfloat16:
+def _gather_context(cache: _Cache, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns keys: [..., K, D, b * P] and values: [..., K, b * P, D] of blocks ids: [..., b], in float32."""
+    *leading, num_blocks = ids.shape
+    _, num_kv_heads, head_dim, block_size = cache.keys.shape
+    k = jnp.moveaxis(_gather(cache.keys, ids), -4, -2)  # [..., K, D, b, P]
+    k = k.reshape(*leading, num_kv_heads, head_dim, num_blocks * block_size)
+    if cache.values is None:
+        return k, _finite(jnp.swapaxes(k, -1, -2))
+    v = jnp.moveaxis(_gather(cache.values, ids), -4, -3)  # [..., K, b, P, D]
+    v = v.reshape(*leading, num_kv_heads, num_blocks * block_size, head_dim)
+    return k, v if jnp.issubdtype(cache.values.dtype, jnp.integer) else _finite(v)
+
+
+def _gather(cache: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns blocks ids: [..., b] of cache: [N, ...] as [..., b, ...] in float32."""
+    blocks = cache.reshape(cache.shape[0], -1).at[ids.astype(jnp.uint32)].get(mode="promise_in_bounds")
+    if cache.dtype == jnp.uint16:  # bfloat16; quicker than to say so
         blocks = jax.lax.bitcast_convert_type(blocks.astype(jnp.uint32) << 16, jnp.float32)
-    blocks = blocks.reshape(*ids.shape[:-1], ids.shape[-1] * block_size, num_kv_heads, head_dim)
-    return blocks.astype(dtype)
+    blocks = as_bits(blocks, float_of_bits(blocks.dtype))
+    return blocks.reshape(*ids.shape, *cache.shape[1:]).astype(jnp.float32)
 
 
 def _finite(values: jax.Array) -> jax.Array:
@@ -241,7 +267,7 @@ def _softmax_step(state: _Softmax, scores: jax.Array, visible: jax.Array, einsum
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1, keepdims=True))
     shrink = _exp(state.maximum - maximum)
     weights = _exp(scores - maximum)
-    weighted = jnp.einsum(einsum, weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    weighted = jnp.einsum(einsum, weights, values)
     return _Softmax(
         maximum,
         state.total * shrink + jnp.sum(weights, axis=-1, keepdims=True),

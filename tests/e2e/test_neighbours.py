@@ -48,7 +48,7 @@ def alone(smollm2_path):
         pytest.param({"max_num_seqs": 16, "max_num_batched_tokens": 512}, False, id="all at once"),
         pytest.param({"max_num_seqs": 16, "max_num_batched_tokens": 32}, False, id="chunks of 32"),
         pytest.param(
-            {"max_num_seqs": 16, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 28},
+            {"max_num_seqs": 16, "max_num_batched_tokens": 512, "block_size": 16, "num_gpu_blocks_override": 28},
             True,
             id="a pool that preempts",
         ),

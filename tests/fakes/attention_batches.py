@@ -2,7 +2,11 @@
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from pallas_kernels.paged_attention import KVLayout
 
 
 class AttentionBatch(NamedTuple):
@@ -19,6 +23,19 @@ class AttentionBatch(NamedTuple):
     def num_real(self) -> int:
         """Tokens that aren't padding."""
         return int(self.query_start_loc[-1])
+
+    def pack(self, backend: str, *, values_are_keys: bool = False) -> tuple[jax.Array, ...]:
+        """Returns the cache in a backend's layout."""
+        _, block_size, num_kv_heads, head_dim = self.k_cache.shape
+        layout = KVLayout(
+            backend=backend,
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=self.k_cache.dtype,
+            values_are_keys=values_are_keys,
+        )
+        return layout.pack(jnp.asarray(self.k_cache), jnp.asarray(self.v_cache))
 
 
 def make_batch(

@@ -1,10 +1,12 @@
 """The KV cache's layouts: what goes in comes out, and the TPU's planes lie where its docstring says."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention.kv_layout import KVLayout, num_kv_heads_of
+from pallas_kernels.paged_attention.kv_layout import KVLayout, layout_of_arrays
 
 
 def _layout(backend: str, num_kv_heads: int, head_dim: int) -> KVLayout:
@@ -22,13 +24,28 @@ def test_what_is_packed_comes_out_again(backend: str, num_kv_heads: int, head_di
     kv = layout.pack(jnp.asarray(k), jnp.asarray(v))
     assert tuple(array.shape for array in kv) == layout.shapes(5)
     assert sum(array.nbytes for array in kv) == 5 * layout.block_bytes
-    assert (
-        num_kv_heads_of(kv, head_dim)
-        == num_kv_heads
-        == kv[0].shape[layout.head_axis] // (layout.block_shapes[0][layout.head_axis - 1] // num_kv_heads)
-    )
+    assert layout_of_arrays(kv, head_dim, backend) == dataclasses.replace(layout, values_are_keys=len(kv) == 1)
+    for array in kv:  # whole heads lie along the axis that devices share
+        assert array.shape[layout.head_axis] % num_kv_heads == 0
     for mine, packed in zip((k, v), layout.unpack(kv), strict=True):
         np.testing.assert_array_equal(mine, packed)
+
+
+@pytest.mark.parametrize("backend", ["triton", "xla", "reference"])
+def test_values_that_are_keys_are_stored_once(backend: str) -> None:
+    layout = dataclasses.replace(_layout(backend, 1, 80), values_are_keys=True)
+    rows = jnp.asarray(np.random.default_rng(0).standard_normal((5, 4, 1, 80)), jnp.float32)
+    (array,) = kv = layout.pack(rows, rows)
+    assert array.nbytes == 5 * layout.block_bytes == rows.nbytes
+    for unpacked in layout.unpack(kv):
+        np.testing.assert_array_equal(unpacked, rows)
+
+
+def test_the_products_operands_lie_as_documented() -> None:
+    k = jnp.arange(4 * 2 * 3, dtype=jnp.float32).reshape(1, 4, 2, 3)  # 4 tokens, 2 heads, 3 numbers
+    keys, values = _layout("xla", 2, 3).pack(k, -k)
+    assert keys[0, 1].tolist() == [[3, 9, 15, 21], [4, 10, 16, 22], [5, 11, 17, 23]]
+    assert values[0, 1].tolist() == [[-3, -4, -5], [-9, -10, -11], [-15, -16, -17], [-21, -22, -23]]
 
 
 def test_planes_lie_as_documented() -> None:

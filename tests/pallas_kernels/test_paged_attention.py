@@ -24,9 +24,9 @@ _SEQUENCES = st.lists(
 )
 
 
-def _attend(batch: AttentionBatch, **options) -> np.ndarray:
-    q, k_cache, v_cache, *metadata = batch
-    out = _attend_jit(q, (k_cache, v_cache), *metadata, **options)
+def _attend(batch: AttentionBatch, *, backend: str, values_are_keys: bool = False, **options) -> np.ndarray:
+    kv = batch.pack(backend, values_are_keys=values_are_keys)
+    out = _attend_jit(batch.q, kv, *batch[3:], backend=backend, **options)
     return np.asarray(out, np.float32)[: batch.num_real]
 
 
@@ -91,6 +91,14 @@ def test_an_int8_cache_is_read(backend):
     np.testing.assert_allclose(out, attention_oracle(batch, **options), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_values_may_be_keys(backend):
+    batch = make_batch([*_MIXED, (20, 5)], **{**_MIXED_SHAPE, "num_tokens": 64}, num_kv_heads=1, group=4)
+    out = _attend(batch, scale=0.3, backend=backend, values_are_keys=True)
+    expected = attention_oracle(batch._replace(v_cache=batch.k_cache), scale=0.3)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_bfloat16_cache_agrees_with_the_oracle():
     shape = {"num_seqs": 3, "num_tokens": 128, "table_width": 5, "block_size": 16}
     batch = make_batch([(1, 40), (70, 3)], **shape, num_kv_heads=2, group=2, head_dim=64)
@@ -99,7 +107,7 @@ def test_bfloat16_cache_agrees_with_the_oracle():
     )
     exact = attention_oracle(batch, scale=0.125)
     for backend in ("xla", "reference"):
-        out = _attend_jit(batch.q, batch[1:3], *batch[3:], scale=0.125, backend=backend)
+        out = _attend_jit(batch.q, batch.pack(backend), *batch[3:], scale=0.125, backend=backend)
         assert out.dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(out, np.float32)[: batch.num_real], exact, rtol=1e-2, atol=1e-2)
 
@@ -126,8 +134,9 @@ def test_a_sink_takes_its_share_by_hand():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": jnp.zeros((1, 3, 64))}, r"q \(1, 3, 64\) doesn't fit a KV cache of \(2, 16, 2, 64\) and"),
+        ({"q": jnp.zeros((1, 3, 64))}, r"q \(1, 3, 64\) doesn't fit a KV cache of \(2, 2, 64, 16\) and"),
         ({"q": jnp.zeros((1, 4, 32))}, "doesn't fit"),
+        ({"backend": "reference"}, "doesn't fit"),
         ({"backend": "tpu"}, "2 arrays .* not in the layout of backend tpu"),
         ({"backend": "cuda"}, "must be one of tpu, triton, xla, reference, got 'cuda'"),
         ({"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
@@ -136,9 +145,9 @@ def test_a_sink_takes_its_share_by_hand():
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
-    cache = jnp.zeros((2, 16, 2, 64))
+    kv = jnp.zeros((2, 2, 64, 16)), jnp.zeros((2, 2, 16, 64))
     arguments = {"q": jnp.zeros((1, 4, 64)), "backend": "xla", **change}
     q = arguments.pop("q")
     with pytest.raises(ValueError, match=message):
         metadata = jnp.zeros((1, 1), int), jnp.ones(1, int), jnp.array([0, 1])
-        paged_attention(q, (cache, cache), *metadata, scale=1.0, **arguments)
+        paged_attention(q, kv, *metadata, scale=1.0, **arguments)

@@ -43,7 +43,8 @@ def test_agrees_with_the_oracle(options, sequences, seed):
         _poison_before_windows(batch, window)
     caches = np.full((2, 6 * _SHAPE["table_width"], *batch.k_cache.shape[1:]), np.nan, np.float32)  # one compile
     caches[:, : len(batch.k_cache)] = batch.k_cache, batch.v_cache
-    out = _attend(batch.q, (caches[0], caches[1]), *batch[3:], scale=0.3, backend="xla", **options)
+    kv = batch._replace(k_cache=caches[0], v_cache=caches[1]).pack("xla")
+    out = _attend(batch.q, kv, *batch[3:], scale=0.3, backend="xla", **options)
     np.testing.assert_allclose(np.asarray(out)[: batch.num_real], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -60,10 +61,10 @@ def _poison_before_windows(batch: AttentionBatch, window: int) -> None:
 
 def test_a_sink_takes_its_share_by_hand():
     q = np.ones((2, 1, 1), np.float32)
-    k_cache, v_cache = np.zeros((2, 2, 1, 1), np.float32), np.full((2, 2, 1, 1), 8.0, np.float32)
+    keys, values = np.zeros((2, 1, 1, 2), np.float32), np.full((2, 1, 2, 1), 8.0, np.float32)
     sinks = np.log(np.array([3.0], np.float32))  # against one token 1 : 3, against two 2 : 3
     metadata = np.array([[1]]), np.array([2]), np.array([0, 2])
-    out = _attend(q, (k_cache, v_cache), *metadata, scale=1.0, sinks=sinks, backend="xla")
+    out = _attend(q, (keys, values), *metadata, scale=1.0, sinks=sinks, backend="xla")
     np.testing.assert_allclose(np.asarray(out).ravel(), [8 / 4, 16 / 5], rtol=1e-6)
 
 

@@ -60,7 +60,7 @@ def test_the_override_goes_before_everything() -> None:
     assert _count(cache, _profile(50)) == 5
     engine = CacheEngine(_config(cache, 256), _mesh(), _FLOAT32, "cpu", num_layers=2, num_blocks=5)
     assert (engine.num_blocks, engine.block_size) == (5, 4)
-    assert [array.shape for layer in engine.caches for array in layer] == [(5, 4, 1, 4)] * 4
+    assert [array.shape for layer in engine.caches for array in layer] == [(5, 1, 4, 4)] * 4
 
 
 def test_a_size_in_bytes_is_rounded_down_to_blocks() -> None:

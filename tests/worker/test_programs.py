@@ -10,6 +10,7 @@ from jaxllm.worker.buckets import token_ladder
 from jaxllm.worker.programs import CompiledPrograms, Program, ProgramShapes, list_programs
 from jaxllm.worker.step_fn import split_model
 from jaxllm.worker.warmup import compile_programs, measure_activations
+from pallas_kernels.paged_attention import KVLayout
 from sharding.mesh import make_mesh
 from tests.fakes.tiny_models import tiny_llama
 
@@ -28,12 +29,20 @@ def test_nothing_compiled_names_nothing():
         CompiledPrograms({})("sample", 1)
 
 
-def _tiny_programs(ladder: tuple[int, ...], num_blocks: int, num_kv_heads: int = 2) -> list[Program]:
+def _tiny_programs(
+    ladder: tuple[int, ...], num_blocks: int, num_kv_heads: int = 2, cache_dtype: str = "float32"
+) -> list[Program]:
     config = model_config_from_hf(tiny_llama(num_key_value_heads=num_kv_heads).config)
     layers = [build_layer(config, i, jnp.float32) for i in range(2)]
     model = CausalLM(build_frame(config, jnp.float32, jnp.float32), layers)
     model = nnx.merge(*nnx.split(model))
-    shape = (num_blocks, 16, config.num_key_value_heads, config.head_dim)
+    layout = KVLayout(
+        backend="xla",
+        block_size=16,
+        num_kv_heads=num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=jnp.dtype(cache_dtype),
+    )
     shapes = ProgramShapes(
         ladder=ladder,
         max_num_seqs=8,
@@ -43,16 +52,18 @@ def _tiny_programs(ladder: tuple[int, ...], num_blocks: int, num_kv_heads: int =
         hidden_size=config.hidden_size,
         dtype=jnp.float32,
     )
-    cache = (jnp.zeros(shape), jnp.zeros(shape))
-    return list_programs(split_model(model, 1), cache, shapes, make_mesh(jax.local_devices()[:1]))
+    return list_programs(split_model(model, 1), layout.zeros(num_blocks), shapes, make_mesh(jax.local_devices()[:1]))
 
 
-@pytest.mark.parametrize("num_kv_heads", [2, 1])
-def test_no_program_copies_the_kv_cache(num_kv_heads):
-    num_blocks = 4096
-    cache_bytes = num_blocks * 16 * num_kv_heads * 16 * 4
-    ladder = token_ladder(64, "cpu") if num_kv_heads == 2 else (8,)
-    for program in _tiny_programs(ladder, num_blocks, num_kv_heads):
+@pytest.mark.parametrize(
+    ("num_kv_heads", "cache_dtype"),
+    [(2, "float32"), (1, "float32"), (2, "bfloat16"), (2, "int8"), (2, "float8_e4m3fn")],
+)
+def test_no_program_copies_the_kv_cache(num_kv_heads, cache_dtype):
+    num_blocks = 4096 * (4 // jnp.dtype(cache_dtype).itemsize)
+    cache_bytes = num_blocks * 16 * num_kv_heads * 16 * jnp.dtype(cache_dtype).itemsize
+    ladder = token_ladder(64, "cpu") if (num_kv_heads, cache_dtype) == (2, "float32") else (8,)
+    for program in _tiny_programs(ladder, num_blocks, num_kv_heads, cache_dtype):
         if program.donated:
             analysis = program.compile().memory_analysis()
             assert analysis.alias_size_in_bytes >= 2 * cache_bytes, f"{program.name}[{program.size}]: not in place"
