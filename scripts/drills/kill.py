@@ -21,7 +21,7 @@ import psutil
 from jaxllm.engine.async_llm_engine import AsyncLLMEngine
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.sampling_params import SamplingParams
-from scripts.drills import worker_faults
+from scripts.drills import server_faults, worker_faults
 from tests.fakes.fake_cores import fake_config, fake_front_end
 
 _NUM_STREAMS = 32
@@ -44,6 +44,8 @@ def main() -> int:
         "kill -9 of the core": _kill_core,
         "SIGSTOP of the core": _freeze_core,
         "kill -9 of the front end": _kill_front_end,
+        "kill -9 of a server's core": server_faults.kill_core,
+        "kill -9 of a server": server_faults.kill_server,
         "kill -9 of a worker": worker_faults.kill_worker,
         "SIGSTOP of a worker": worker_faults.freeze_worker,
     }

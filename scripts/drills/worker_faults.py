@@ -40,7 +40,7 @@ def _drill(rng: random.Random, signal_number: int) -> float:
             family = psutil.Process(server.process.pid).children(recursive=True)
             workers = psutil.Process(server.core_pid()).children()
             assert len(workers) == 2, workers
-            streams = [_Stream(server) for _ in range(_NUM_STREAMS)]
+            streams = [Stream(server) for _ in range(_NUM_STREAMS)]
             time.sleep(0.2 + rng.random())
             rng.choice(workers).send_signal(signal_number)
             hit_s = time.monotonic()
@@ -55,7 +55,7 @@ def _drill(rng: random.Random, signal_number: int) -> float:
     return elapsed_s
 
 
-class _Stream:
+class Stream:
     """A completion that goes on for a long time, read on a thread of its own."""
 
     def __init__(self, server: ServerProcess) -> None:
