@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from jaxllm.engine.front_end import FrontEnd
+from jaxllm.entrypoints.openai import http_server
 from jaxllm.entrypoints.openai.body import BodyReader
 from jaxllm.entrypoints.openai.errors import ApiError
 from tests.fakes.asgi import SERVER_EXECUTOR, fake_server
@@ -82,6 +84,21 @@ def test_long_texts_are_tokenized_on_the_engines_threads(num_chars: int, thread:
                 assert threads == [thread], (path, list(body))
 
     asyncio.run(run())
+
+
+def test_no_thread_keeps_the_servers_loop_waiting_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop waits for its turn at every connection that it reads: 20 times 5 ms, Python's own, are 100."""
+
+    async def serve(*args: Any) -> float:
+        return sys.getswitchinterval()
+
+    monkeypatch.setattr(http_server, "_serve", serve)
+    before_s = sys.getswitchinterval()
+    try:
+        args: Any = (None, None, None)
+        assert http_server.run_servers(*args) <= 0.001
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 @pytest.mark.parametrize("prompt", [[1, True], [1, 2.5], [1, "a"], [1, [2]], ["a", ["b"]], [None], []])
