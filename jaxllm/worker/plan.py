@@ -44,7 +44,7 @@ def plan_stages(config: EngineConfig, mesh: Mesh, platform: str, dtype: jnp.dtyp
         stage_meshes(mesh), model_parts(config.model.num_hidden_layers, mesh.shape["stage"]), strict=True
     ):
         model = abstract_model(config, mine, dtype, hidden_dtype, part)
-        cache = layer_spec(config, mine, cache_dtype_of(config, hidden_dtype), platform, num_blocks)
+        cache = layer_spec(config, mine, cache_dtype_of(config, dtype), platform, num_blocks)
         split = split_model(model, layers_per_segment(config, platform), part)
         plans.append(StagePlan(mine, part, model, cache, list_programs(split, cache, shapes, mine)))
     return plans
@@ -77,7 +77,7 @@ def hidden_dtype_of(dtype: jnp.dtype, platform: str) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if platform == "cpu" else dtype
 
 
-def cache_dtype_of(config: EngineConfig, hidden_dtype: jnp.dtype) -> jnp.dtype:
-    """Returns the dtype of the KV cache."""
+def cache_dtype_of(config: EngineConfig, dtype: jnp.dtype) -> jnp.dtype:
+    """Returns the dtype of the KV cache of a model that computes in dtype."""
     name = KV_CACHE_DTYPES[config.cache.cache_dtype]
-    return hidden_dtype if name == "auto" else jnp.dtype(name)
+    return dtype if name == "auto" else jnp.dtype(name)

@@ -87,7 +87,7 @@ def _load(config: EngineConfig) -> tuple[WholeTexts, int]:
     platform = jax.default_backend()
     mesh = make_mesh(jax.local_devices()[:1])
     dtype = _FLOAT32 if config.dtype == "auto" else jnp.dtype(config.dtype)
-    cache_dtype = cache_dtype_of(config, _FLOAT32)
+    cache_dtype = cache_dtype_of(config, dtype)
     model = load_model(config, mesh, dtype, _FLOAT32)
     layout = layout_of(config, mesh, cache_dtype, platform)
     if cache_dtype == jnp.int8:

@@ -84,7 +84,7 @@ class Worker:
         mesh = make_mesh(mesh_devices(config, self._devices), config.parallel.pipeline_parallel_size)
         dtype = compute_dtype(config.dtype, platform)
         hidden_dtype = hidden_dtype_of(dtype, platform)
-        cache_dtype = cache_dtype_of(config, hidden_dtype)
+        cache_dtype = cache_dtype_of(config, dtype)
         _check_block_tables(config, platform)
         _describe(config, mesh, dtype, cache_dtype, platform)
         shapes = program_shapes(config, platform, hidden_dtype)
