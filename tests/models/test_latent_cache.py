@@ -15,7 +15,7 @@ def programs(tmp_path_factory):
 
 def test_one_array_a_layer(programs):
     (latent_cache,) = programs["copy_blocks"].arguments[0]
-    assert latent_cache.shape == (NUM_BLOCKS, 4, 1, 16 + 6)  # blocks, tokens a block, latent vector and rotated key
+    assert latent_cache.shape == (NUM_BLOCKS, 1, 16 + 6, 4)  # blocks, one head, latent vector and rotated key, tokens
 
 
 def test_no_program_copies_the_cache(programs):
