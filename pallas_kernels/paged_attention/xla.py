@@ -207,7 +207,7 @@ def _gather_context(cache: _Cache, ids: jax.Array) -> tuple[jax.Array, jax.Array
         return k, _finite(jnp.swapaxes(k, -1, -2))
     v = jnp.moveaxis(_gather(cache.values, ids), -4, -3)  # [..., K, b, P, D]
     v = v.reshape(*leading, num_kv_heads, num_blocks * block_size, head_dim)
-    return k, v if jnp.issubdtype(cache.values.dtype, jnp.integer) else _finite(v)
+    return k, _finite(v) if jnp.issubdtype(float_of_bits(cache.values.dtype), jnp.floating) else v
 
 
 def _gather(cache: jax.Array, ids: jax.Array) -> jax.Array:

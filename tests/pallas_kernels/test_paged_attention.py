@@ -99,6 +99,15 @@ def test_values_may_be_keys(backend):
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_a_narrow_cache_of_floats_is_read(backend, dtype):
+    batch = make_batch([*_MIXED, (20, 5)], **{**_MIXED_SHAPE, "num_tokens": 64}, num_kv_heads=2, group=3)
+    batch = batch._replace(k_cache=np.asarray(batch.k_cache, dtype), v_cache=np.asarray(batch.v_cache, dtype))
+    out = _attend(batch, scale=0.3, backend=backend)
+    np.testing.assert_allclose(out, attention_oracle(batch, scale=0.3), rtol=1e-5, atol=1e-5)
+
+
 def test_bfloat16_cache_agrees_with_the_oracle():
     shape = {"num_seqs": 3, "num_tokens": 128, "table_width": 5, "block_size": 16}
     batch = make_batch([(1, 40), (70, 3)], **shape, num_kv_heads=2, group=2, head_dim=64)
