@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from jaxllm.entrypoints.openai.gate import Gate
-from jaxllm.entrypoints.openai.http_protocol import HttpProtocol
+from jaxllm.entrypoints.openai.http_protocol import protocol_of
 
 DATE = (b"date", b"Mon, 01 Jan 2024 00:00:00 GMT")
 _HEADERS = {"host": "localhost", "x-request-id": "mine"}
@@ -51,7 +51,7 @@ class Connection(asyncio.Transport):
         self._is_closed = False
         self._has_written = asyncio.Event()
         parts: dict[str, Any] = {"config": config, "server_state": state, "app_state": {}}
-        self.protocol: Any = config.http_protocol_class(**parts) if gate is None else HttpProtocol(gate, **parts)
+        self.protocol: Any = config.http_protocol_class(**parts) if gate is None else protocol_of(gate)(**parts)
         self.protocol.connection_made(self)
 
     def feed(self, data: bytes) -> None:

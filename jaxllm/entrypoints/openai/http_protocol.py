@@ -14,21 +14,24 @@ from jaxllm.entrypoints.openai.gate import EarlyAnswer, Gate
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection.
+    """One connection. protocol_of makes the class that uvicorn takes.
+
+    Attributes:
+      gate: Says who is answered at once.
 
     Args:
-      gate: Says who is answered at once.
       **kwargs: uvicorn's.
     """
 
-    def __init__(self, gate: Gate, **kwargs: Any) -> None:
+    gate: Gate
+
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._gate = gate
         self._is_answered = False  # the request that is being read
 
     def on_headers_complete(self) -> None:
         """Called when a request's head has been read."""
-        answer = self._gate.knock(self.url, self.headers) if self._is_plain_post() else None
+        answer = self.gate.knock(self.url, self.headers) if self._is_plain_post() else None
         self._is_answered = answer is not None
         if answer is None:
             super().on_headers_complete()
@@ -65,6 +68,15 @@ class HttpProtocol(HttpToolsProtocol):
         return b"".join(
             [_status_line(answer.status), *(b"%s: %s\r\n" % header for header in headers), b"\r\n", answer.body]
         )
+
+
+def protocol_of(gate: Gate) -> type[HttpProtocol]:
+    """Returns the class of a server's connections, which all ask one gate."""
+
+    class GatedProtocol(HttpProtocol): ...
+
+    GatedProtocol.gate = gate
+    return GatedProtocol
 
 
 @cache

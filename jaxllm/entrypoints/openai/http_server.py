@@ -6,7 +6,6 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -18,7 +17,7 @@ from jaxllm.entrypoints.admission import AdmissionControl
 from jaxllm.entrypoints.interval_log import INTERVAL_S, IntervalLog
 from jaxllm.entrypoints.openai.api_server import build_app
 from jaxllm.entrypoints.openai.gate import Gate
-from jaxllm.entrypoints.openai.http_protocol import HttpProtocol
+from jaxllm.entrypoints.openai.http_protocol import protocol_of
 from jaxllm.entrypoints.openai.lifecycle import Lifecycle, SideServer
 from jaxllm.entrypoints.openai.metrics_page import MetricsPage
 from jaxllm.entrypoints.openai.serving_engine import ServingEngine
@@ -104,7 +103,7 @@ class _HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 for_web_pages(gate, settings.allowed_origins),
-                http=partial(HttpProtocol, gate),  # type: ignore[arg-type]  # uvicorn only calls it
+                http=protocol_of(gate),
                 ssl_certfile=None if tls is None else tls.certfile,
                 ssl_keyfile=None if tls is None else tls.keyfile,
                 ssl_ca_certs=None if tls is None else tls.ca_certs,
