@@ -1,25 +1,20 @@
 """The TPU's cache kernels, interpreted with races detected, against the same writes in the split layout."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_cache_update import kv_cache_update
 from pallas_kernels.kv_cache_update.tpu import copy_blocks_tpu, list_writes, write_planes
 from pallas_kernels.paged_attention import KVLayout
 from pallas_kernels.paged_attention.kv_layout import pack_planes
+from tests.fakes.tpu_interpreter import interpreted
 
-_INTERPRET = pltpu.InterpretParams(
-    detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise", dma_execution_mode="on_wait"
-)
 _NUM_BLOCKS, _NUM_TOKENS = 10, 48
-_write = jax.jit(functools.partial(write_planes, interpret=_INTERPRET))
+_write = interpreted(write_planes)
+_copy_blocks = interpreted(copy_blocks_tpu)
 
 # (first position, tokens) of each sequence's write: within a piece, across pieces, across blocks.
 _RUNS = st.lists(
@@ -90,6 +85,6 @@ def test_writes_of_an_example_by_hand():
 
 def test_blocks_are_copied_and_padding_is_not(capfd):
     cache = jnp.arange(6.0).reshape(6, 1, 1, 1) * jnp.ones((1, 2, 8, 128))
-    out = copy_blocks_tpu(cache, jnp.array([4, 1, 1, 0]), jnp.array([5, 2, 3, 0]), interpret=_INTERPRET)
+    out = _copy_blocks(cache, jnp.array([4, 1, 1, 0]), jnp.array([5, 2, 3, 0]))
     np.testing.assert_array_equal(out, cache[jnp.array([0, 1, 1, 1, 4, 4])])
     assert "RACE DETECTED" not in capfd.readouterr().out

@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_cache_update import quantize_kv
 from pallas_kernels.paged_attention import KVLayout
@@ -16,10 +14,8 @@ from pallas_kernels.paged_attention.tpu import paged_attention_tpu
 from pallas_kernels.paged_attention.tpu_config import TileSizes, TpuConfig, decode_config, prefill_config
 from pallas_kernels.paged_attention.tpu_pipeline import Batch, find_row
 from tests.fakes.attention_batches import attention_oracle, make_batch
+from tests.fakes.tpu_interpreter import interpreted
 
-_INTERPRET = pltpu.InterpretParams(
-    detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise", dma_execution_mode="on_wait"
-)
 # Small, so that short sequences have several tiles, several parts in a tile and several rows.
 _SIZES = TileSizes(kv_buffer_bytes=1, decode_tokens=128, prefill_tokens=128, prefill_rows=1)
 # What chips with wide matrix units do, with masked parts in several steps.
@@ -33,8 +29,8 @@ _WIDE_SIZES = TileSizes(
     sums_by_products=1,
 )
 _TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-2}
-_STATIC = ("scale", "sliding_window", "logit_soft_cap", "k_scale", "v_scale", "sizes", "interpret")
-_attend_jit = jax.jit(paged_attention_tpu, static_argnames=_STATIC)
+_STATIC = ("scale", "sliding_window", "logit_soft_cap", "k_scale", "v_scale", "sizes")
+_attend = interpreted(paged_attention_tpu, static_argnames=_STATIC)
 
 # (query length, context before it): none at all, decode, block, part and row edges, several parts and rows.
 _SEQUENCES = st.lists(
@@ -89,9 +85,7 @@ class _Case:
         (kv,) = layout.pack(jnp.asarray(batch.k_cache), jnp.asarray(batch.v_cache))
         scale = self.head_dim**-0.5
         sinks = np.linspace(-2, 2, self.num_kv_heads * self.group, dtype=np.float32) if self.has_sinks else None
-        out = _attend_jit(
-            batch.q, kv, *batch[3:], scale=scale, sinks=sinks, sizes=self.sizes, interpret=_INTERPRET, **options
-        )
+        out = _attend(batch.q, kv, *batch[3:], scale=scale, sinks=sinks, sizes=self.sizes, **options)
         assert out.dtype == self.dtype and out.shape == batch.q.shape
         exact = batch._replace(**{name: getattr(batch, name).astype(np.float32) for name in batch._fields[:3]})
         expected = attention_oracle(exact, scale=scale, sinks=sinks, **options)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.quantized_matmul import quantize_rows, quantize_weight, quantized_matmul
 from pallas_kernels.quantized_matmul import tpu as tpu_kernel
@@ -16,15 +15,14 @@ from pallas_kernels.quantized_matmul.reference import quantized_matmul_reference
 from pallas_kernels.quantized_matmul.tpu import quantized_matmul_tpu
 from pallas_kernels.quantized_matmul.triton import quantized_matmul_triton
 from pallas_kernels.quantized_matmul.xla import quantized_matmul_xla
+from tests.fakes.tpu_interpreter import interpreted
 
-_INTERPRET = pltpu.InterpretParams(
-    detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise", dma_execution_mode="on_wait"
-)
+# (how it is compiled, the kernel)
 _BACKENDS = {
-    "xla": quantized_matmul_xla,
-    "triton": functools.partial(quantized_matmul_triton, interpret=True),
+    "xla": (jax.jit, quantized_matmul_xla),
+    "triton": (jax.jit, functools.partial(quantized_matmul_triton, interpret=True)),
     # Not the jitted one, which would keep what a test replaces.
-    "tpu": functools.partial(quantized_matmul_tpu.__wrapped__, interpret=_INTERPRET),
+    "tpu": (interpreted, quantized_matmul_tpu.__wrapped__),
 }
 # (weight dtype, inputs that share a scale, whether activations are quantized)
 _FP8_SCHEMES = [(jnp.float8_e4m3fn, None, True), (jnp.float8_e4m3fn, None, False)]
@@ -40,7 +38,8 @@ def _draw(num_tokens, num_inputs, num_outputs, scheme, dtype, seed=0):
 
 def _assert_agrees(backend, arguments, quantize_activations):
     options = {"quantize_activations": quantize_activations}
-    out = jax.jit(functools.partial(_BACKENDS[backend], **options))(*arguments)
+    compile_, kernel = _BACKENDS[backend]
+    out = compile_(functools.partial(kernel, **options))(*arguments)
     expected = quantized_matmul_reference(*arguments, **options)
     tolerance = 1e-2 if arguments[0].dtype == jnp.bfloat16 else 1e-5
     np.testing.assert_allclose(
