@@ -18,12 +18,15 @@ def _double(x: jax.Array, interpret: object) -> jax.Array:
 
 
 def test_results_are_complete_when_they_return():
-    x = jnp.arange(8 * 128.0).reshape(8, 128)
-    run = interpreted(_double)
+    """Also where an argument isn't complete yet, as then the runtime puts the call on another thread."""
+    run, square = interpreted(_double), jax.jit(lambda x: x @ x)
+    big, x = jnp.ones((2000, 2000)), jnp.arange(8 * 128.0).reshape(8, 128)
+    square(big), run(x)
     for _ in range(3):
-        out = run(x)
+        pending = square(big)[:8, :128]
+        out = run(x + pending)
         assert out.is_ready()
-        np.testing.assert_array_equal(out, x * 2)
+        np.testing.assert_array_equal(out, (x + 2000) * 2)
 
 
 def test_no_test_interprets_by_itself():
