@@ -10,14 +10,14 @@ from jaxllm import LLM, SamplingParams
 GOLDEN = json.loads(
     (Path(__file__).parents[1] / "golden" / "smollm2-135m-instruct-q4_1.json").read_text(encoding="utf-8")
 )
-PROMPTS = [case["prompt"] for case in GOLDEN["cases"]]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
+PROMPTS = [case["prompt"] for case in reversed(GOLDEN["cases"])]  # the longest, which fills a small pool, first
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 # With penalties that count tokens, which a sequence that was preempted must count again.
 SEEDED = SamplingParams(
     temperature=0.8,
     top_p=0.95,
     seed=7,
-    max_tokens=32,
+    max_tokens=16,
     ignore_eos=True,
     repetition_penalty=1.2,
     frequency_penalty=0.3,
@@ -64,7 +64,7 @@ def test_tokens_are_those_of_the_prompt_alone(smollm2_path, alone, engine_args, 
 
 
 def test_n_sequences_are_those_of_their_own_seeds(smollm2_path):
-    prompt = PROMPTS[0]
+    prompt = PROMPTS[-1]
     with LLM(model=str(smollm2_path), max_num_seqs=4, max_num_batched_tokens=32, max_model_len=256) as llm:
         together = SamplingParams(n=4, temperature=1.0, seed=100, max_tokens=20, ignore_eos=True)
         (output,) = llm.generate(prompt, together, use_tqdm=False)
