@@ -9,7 +9,7 @@ from collections import deque
 
 from jaxllm.entrypoints.admission import AdmissionControl
 
-_A_TURN = 8  # requests of a crowd that begin in one turn; each takes half a millisecond or so
+_A_TURN = 4  # requests of a crowd that begin in one turn; each takes half a millisecond or so
 _CROWD = 1 / 8  # of the queue; below that all begin at once, which lets them share the engine's steps
 
 

@@ -5,12 +5,13 @@ send a request is answered in front of it, by web_pages.py.
 """
 
 import hmac
+import os
 import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
-from uuid import uuid4
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -167,12 +168,13 @@ def _marks(request_id: bytes, elapsed_ms: int) -> list[tuple[bytes, bytes]]:
 def _request_id(headers: Headers) -> bytes:
     """Returns the client's id for this request if it is a harmless one, else a new one. It is a label, no more."""
     given = _values(headers, b"x-request-id")
-    return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else uuid4().hex.encode()
+    return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else os.urandom(16).hex().encode()
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:
     return [value for key, value in headers if key == name]
 
 
+@lru_cache(maxsize=256)
 def _host_name(header: bytes) -> str:
     return _PORT.sub("", header.decode("latin-1")).lower()

@@ -65,9 +65,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _bytes_of(self, answer: EarlyAnswer) -> bytes:
         headers = [*self.server_state.default_headers, *answer.headers]
-        return b"".join(
-            [_status_line(answer.status), *(b"%s: %s\r\n" % header for header in headers), b"\r\n", answer.body]
-        )
+        lines = [b"%s: %s\r\n" % header for header in headers]
+        return b"".join([_status_line(answer.status), *lines, b"\r\n", answer.body])
 
 
 def protocol_of(gate: Gate) -> type[HttpProtocol]:
