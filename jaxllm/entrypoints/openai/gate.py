@@ -9,7 +9,6 @@ import os
 import re
 import time
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -175,6 +174,5 @@ def _values(headers: Headers, name: bytes) -> list[bytes]:
     return [value for key, value in headers if key == name]
 
 
-@lru_cache(maxsize=256)
 def _host_name(header: bytes) -> str:
     return _PORT.sub("", header.decode("latin-1")).lower()
