@@ -14,7 +14,7 @@ the files any more, so they are removed at once: whatever is killed later leaves
 
 Death shows in both directions. The child holds the writing end of a pipe that we read (the sentinel), and reads its
 standard input, whose writing end we hold: when a process dies, the kernel closes its ends. A child that lives, but is
-frozen, sends no pulse: then we say so in its place, and ask it for its stacks in case it can still tell.
+frozen, sends no pulse: then we say so in its place, and ask it for its stacks, unless somebody has stopped it.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from jaxllm.engine.core_messages import EngineFailed, FromCore, Hello, Pulse, Re
 from jaxllm.engine.pulse import LOOK_S, STACKS_SIGNAL, STALLED_S, SilenceWatch
 from jaxllm.engine.serialization import DecodeError, MessageDecoder, MessageEncoder
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.executor.heartbeat import cpu_ticks
+from jaxllm.executor.heartbeat import cpu_ticks, is_stopped
 from jaxllm.logger import get_logger
 
 _logger = get_logger(__name__)
@@ -176,9 +176,12 @@ class CoreProcess:
         silent_s = self._silence.look()
         self._on_message(Pulse(silent_s))
         if silent_s == STALLED_S:
-            _logger.error("the engine process (%d) stands still: no sign of life for %g s", self.pid, silent_s)
-            assert self._process is not None
-            self._process.send_signal(STACKS_SIGNAL)
+            stopped = is_stopped(self.pid)
+            why = "; it was stopped: kill -CONT lets it go on" if stopped else ""
+            _logger.error("the engine process (%d) stands still: no sign of life for %g s%s", self.pid, silent_s, why)
+            if not stopped:  # it would print once it goes on, while its threads run, and may crash in that
+                assert self._process is not None
+                self._process.send_signal(STACKS_SIGNAL)
 
     def _has_connected(self, sentinel: int) -> bool:
         """Waits until the child has connected to our input socket too: without its file it no longer could.

@@ -22,7 +22,9 @@ HOPELESS_S = 30.0  # and this long: a restart would help
 # A device may take its time: steps end by themselves, and a step that computes takes processor time. One that waits
 # this long for its device, taking none, begins to count as a standstill.
 DEVICE_GRACE_S = 300.0
-STACKS_SIGNAL = signal.SIGUSR1  # lets the core's process print the stacks of all its threads, whatever they do
+# Lets the core's process print the stacks of all its threads though one holds all others up. Not for threads that run:
+# it reads what they change, and may crash.
+STACKS_SIGNAL = signal.SIGUSR1
 _STANDARD_ERROR = 2
 _LIVING_TICKS = 3  # of a hundredth of a second: more than the other threads take while the loop stands still
 
@@ -77,7 +79,7 @@ class SilenceWatch:
 
     def __init__(self, ticks: Callable[[], int]) -> None:
         self._ticks = ticks
-        self._last_ticks = -1
+        self._last_ticks = -_LIVING_TICKS
         self._num_silent = 0
 
     def heard(self) -> None:
@@ -85,9 +87,12 @@ class SilenceWatch:
         self._num_silent = 0
 
     def look(self) -> float:
-        """Returns for how many seconds the process has been silent, 0 if it has at least taken processor time."""
+        """Returns for how many seconds the process has been silent, 0 if it has at least taken processor time.
+
+        A little doesn't count: threads that wait for the interpreter take some.
+        """
         ticks = self._ticks()
-        self._num_silent = self._num_silent + 1 if ticks == self._last_ticks else 0
+        self._num_silent = self._num_silent + 1 if ticks - self._last_ticks < _LIVING_TICKS else 0
         self._last_ticks = ticks
         return self._num_silent * LOOK_S
 

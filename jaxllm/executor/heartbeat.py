@@ -40,14 +40,24 @@ def start_heartbeat(memory: int, rank: int, num_workers: int) -> None:
 
 def cpu_ticks(pid: int) -> int:
     """Returns the processor time of a process so far, in the kernel's ticks; 0 where nobody tells."""
+    stat = _stat(pid)
+    return int(stat[11]) + int(stat[12]) if stat else 0
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped, by SIGSTOP or a debugger; False where nobody tells."""
+    return _stat(pid)[:1] in (["T"], ["t"])
+
+
+def _stat(pid: int) -> list[str]:
+    """Returns what the kernel says of a process, from its state on; nothing where it doesn't."""
     if sys.platform != "linux":
-        return 0
+        return []
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # it has gone, which others see
-        return 0
-    after_name = stat.rpartition(")")[2].split()  # the name may hold spaces
-    return int(after_name[11]) + int(after_name[12])
+        return []
+    return stat.rpartition(")")[2].split()  # the name may hold spaces
 
 
 class HeartbeatWatch:

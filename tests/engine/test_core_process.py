@@ -358,6 +358,22 @@ def test_kill_9_of_the_front_end_ends_a_core_whose_threads_are_all_held_up(socke
     wait_until(lambda: not psutil.pid_exists(pid))
 
 
+def test_a_core_whose_threads_are_all_held_up_prints_their_stacks(capfd: pytest.CaptureFixture[str]) -> None:
+    config = fake_config(f"{FAKES}:HoldsEveryThreadInAStep")
+    client = make_client(config, "mp")
+    client.add_request(EngineCoreRequest("r", [97], GREEDY, [], 0.0, 0, 5))
+    printed: list[str] = []
+
+    def has_told() -> bool:
+        printed.append(capfd.readouterr().err)
+        return "core_loop.py" in "".join(printed)
+
+    wait_until(has_told)
+    assert "in execute_model" in "".join(printed)
+    os.kill(core_pid(client), signal.SIGKILL)
+    client.shutdown()
+
+
 def test_kill_9_of_the_front_end_before_they_have_met_leaves_nothing(sockets: Path) -> None:
     with _start_front_end("AlphabetExecutor", sockets) as front_end:
         wait_until(lambda: bool(list(sockets.iterdir())))

@@ -1,11 +1,14 @@
 """Who stands still: neither the count nor the processor time has moved, look after look."""
 
 import os
+import signal
 import struct
+import subprocess
+import sys
 
 import pytest
 
-from jaxllm.executor.heartbeat import HeartbeatWatch, cpu_ticks, num_heartbeat_bytes
+from jaxllm.executor.heartbeat import HeartbeatWatch, cpu_ticks, is_stopped, num_heartbeat_bytes
 from jaxllm.executor.shm_broadcast import make_memory
 
 
@@ -46,3 +49,17 @@ def test_our_own_processor_time_grows_and_nobodys_is_zero() -> None:
         pass
     assert cpu_ticks(2**22 + 1) == 0
     assert num_heartbeat_bytes(3) == 24
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_a_stopped_process_is_told_from_one_that_sleeps_and_one_that_has_gone() -> None:
+    with subprocess.Popen(["sleep", "3600"]) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert is_stopped(process.pid)
+        process.send_signal(signal.SIGCONT)
+        os.waitpid(process.pid, os.WCONTINUED)
+        assert not is_stopped(process.pid)
+        process.kill()
+    assert not is_stopped(process.pid)

@@ -93,6 +93,12 @@ class HoldsEveryThread(AlphabetExecutor):
         return super().initialize()
 
 
+class HoldsEveryThreadInAStep(AlphabetExecutor):
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        ctypes.PyDLL(None).sleep(3600)
+        return super().execute_model(scheduler_output)
+
+
 class PrintsAWord(AlphabetExecutor):
     def initialize(self) -> KVCacheInfo:
         print("word", flush=True)
